@@ -1,0 +1,3 @@
+//! FlexAllocator: an out-of-band device memory allocator.
+
+pub mod pressure;
