@@ -1,0 +1,284 @@
+//! [`FlexAllocator`]: the public face of one device's memory.
+
+use std::fmt;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::address::Chunk;
+use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSnapshot, Request, Violation};
+use crate::composite::CompositeAddress;
+use crate::device::Device;
+use crate::directive::AllocationDirective;
+use crate::error::FlexError;
+use crate::lock::AllocatorGuard;
+use crate::pending::PendingFrees;
+use crate::pressure::waiters::Waiters;
+use crate::pressure::{self, PressureCounters, PressureRequest, PressureStatistics, SharedCallback};
+use crate::regions::Unserved;
+use crate::shared::{Shared, State};
+use crate::statistics::Statistics;
+use crate::topology::Topology;
+
+/// How an allocator is set up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AllocatorOptions {
+    /// Which region a request tries first.
+    pub region_order: RegionOrder,
+    /// Fill fresh and freed blocks with a pattern, to make use of unset or freed memory visible. Slow.
+    pub poison: bool,
+}
+
+/// What a poisoned fresh block is filled with.
+pub const POISON_FRESH: u8 = 0xcd;
+/// What a poisoned freed block is filled with.
+pub const POISON_FREED: u8 = 0xdd;
+
+/// An allocator of one device's memory. A handle: clones share the allocator.
+#[derive(Clone)]
+pub struct FlexAllocator {
+    shared: Arc<Shared>,
+}
+
+impl FlexAllocator {
+    /// Makes an allocator for the regions of `topology` on `device`. Regions are acquired when first needed.
+    ///
+    /// # Errors
+    /// [`FlexError::RegionSetup`] if the topology cannot be managed (a region too large).
+    pub fn new(device: Arc<dyn Device>, topology: &Topology, options: AllocatorOptions) -> Result<Self, FlexError> {
+        let arena = Arena::new(topology, options.region_order)?;
+        let state = State { arena, waiters: Waiters::default(), callback: None };
+        Ok(FlexAllocator {
+            shared: Arc::new(Shared {
+                device,
+                mutex: Mutex::new(state),
+                region_changed: Condvar::new(),
+                pending: PendingFrees::new(),
+                frees_in_flight: AtomicUsize::new(0),
+                counters: Arc::new(PressureCounters::default()),
+                poison: options.poison,
+            }),
+        })
+    }
+
+    /// Allocates at least `bytes` bytes (rounded up to 128 per chunk).
+    ///
+    /// If the device is exhausted, the memory-pressure callback is called, which may release the mutex, wait and
+    /// run foreign code on this thread. The caller must hold no lock that such code could want.
+    ///
+    /// # Errors
+    /// - [`FlexError::InvalidSize`] for 0 bytes and sizes that overflow;
+    /// - [`FlexError::UnknownDomain`] for a domain the device does not have;
+    /// - [`FlexError::OutOfMemory`], with figures and what was tried;
+    /// - [`FlexError::RegionSetup`] if the device refuses a region;
+    /// - [`FlexError::Forked`] in a forked child.
+    pub fn allocate(&self, bytes: u64, directive: &AllocationDirective) -> Result<CompositeAddress, FlexError> {
+        let chunks = self.place(bytes, directive)?;
+        Ok(CompositeAddress::new(Arc::clone(&self.shared), chunks, bytes))
+    }
+
+    /// Allocates one contiguous block for a foreign owner, who frees it with [`free_block`](Self::free_block).
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), and [`FlexError::InvalidPlacement`] for an interleaved directive.
+    pub fn allocate_block(
+        &self,
+        bytes: u64,
+        directive: &AllocationDirective,
+    ) -> Result<(BlockHandle, Chunk), FlexError> {
+        directive.require_contiguous()?;
+        let chunks = self.place(bytes, directive)?;
+        let [placed] = chunks.as_slice() else { unreachable!("a bound request has one chunk") };
+        Ok((placed.handle, placed.chunk))
+    }
+
+    /// Frees a block by its handle, on any thread, without ever blocking.
+    ///
+    /// # Errors
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. If the mutex is taken at
+    /// that moment, a stale handle may be found out only later and is then ignored.
+    pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
+        if self.shared.poison {
+            let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);
+            return match chunk {
+                Some(chunk) => self.shared.free_poisoned(handle, chunk),
+                None => Err(FlexError::UnknownAllocation { index: handle.index, generation: handle.generation }),
+            };
+        }
+        self.shared.free(handle)
+    }
+
+    /// The rounded size of a live block, without locking; 0 for a handle never handed out.
+    pub fn block_size_bytes(&self, handle: BlockHandle) -> u64 {
+        let units = self.shared.pending.size_units(handle).unwrap_or_default();
+        u64::from(units) * crate::units::ALIGNMENT_BYTES
+    }
+
+    /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
+    /// running is not interrupted.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn set_memory_pressure_callback(
+        &self,
+        callback: Option<SharedCallback>,
+    ) -> Result<Option<SharedCallback>, FlexError> {
+        let mut guard = self.lock()?;
+        Ok(std::mem::replace(&mut guard.state()?.callback, callback))
+    }
+
+    /// One consistent snapshot of the statistics; memory whose free is pending is freed first.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn statistics(&self) -> Result<Statistics, FlexError> {
+        self.with_drained(|state| state.arena.statistics())
+    }
+
+    /// The pressure statistics.
+    pub fn pressure_statistics(&self) -> PressureStatistics {
+        self.shared.counters.snapshot()
+    }
+
+    /// Sets the pressure statistics to 0.
+    pub fn reset_pressure_statistics(&self) {
+        self.shared.counters.reset();
+    }
+
+    /// Sets every peak to the current figure.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn reset_peak_statistics(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.reset_peak())
+    }
+
+    /// Sets the accumulated figures to 0: allocated, freed, and the counts of retries and failures.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn reset_accumulated_statistics(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.reset_accumulated())
+    }
+
+    /// Caps the bytes of tensor memory that may be allocated at once; `None` lifts the cap.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn set_limit_bytes(&self, limit: Option<u64>) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.set_limit_bytes(limit))
+    }
+
+    /// Every region with its blocks. Allocates outside the mutex.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
+        let mut buffer = crate::arena::SnapshotBuffer::default();
+        loop {
+            let wanted = self.with_drained(|state| state.arena.snapshot_into(&mut buffer))?;
+            match wanted {
+                None => return Ok(buffer.into_regions()),
+                Some(capacity) => buffer.reserve(capacity),
+            }
+        }
+    }
+
+    /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else
+    /// the pages of free blocks to the host. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// [`FlexError::Device`] if the device refuses, [`FlexError::Forked`] in a forked child.
+    pub fn empty_cache(&self) -> Result<u64, FlexError> {
+        let device = &self.shared.device;
+        if device.can_release_regions() {
+            let before = self.statistics()?.reserved_bytes.current;
+            self.lock()?.release_free_regions()?;
+            return Ok(before.saturating_sub(self.statistics()?.reserved_bytes.current));
+        }
+        self.trim_free_spans()
+    }
+
+    /// Checks every invariant of the allocator.
+    ///
+    /// # Errors
+    /// [`FlexError::Corrupted`] with the violated invariant.
+    pub fn validate(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| {
+            state.arena.validate()?;
+            for placed in state.waiters.granted().flatten() {
+                if state.arena.lookup(placed.handle).is_none() {
+                    return Err(Violation::new(format!("granted block {:?} is not live", placed.handle)));
+                }
+            }
+            Ok(())
+        })?
+        .map_err(FlexError::Corrupted)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.shared.device
+    }
+
+    fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {
+        // Declared before the guard, so that a callback replaced meanwhile is dropped after it.
+        let mut callback = None;
+        let mut guard = self.lock()?;
+        let placement = guard.state()?.arena.check(bytes, directive)?;
+        let placed = match guard.place(&placement) {
+            Ok(chunks) => Ok(chunks),
+            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, &mut callback),
+            Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
+            Err(Unserved::Region(error)) => Err(error),
+            Err(Unserved::Forked) => Err(FlexError::Forked),
+        };
+        drop(guard);
+        let chunks = placed?;
+        if self.shared.poison {
+            self.shared.fill(&chunks, POISON_FRESH)?;
+        }
+        Ok(chunks)
+    }
+
+    fn lock(&self) -> Result<AllocatorGuard<'_>, FlexError> {
+        Ok(self.shared.lock()?)
+    }
+
+    fn with_drained<R>(&self, look: impl FnOnce(&mut State) -> R) -> Result<R, FlexError> {
+        let mut guard = self.lock()?;
+        let state = guard.state()?;
+        self.shared.drain_all(state);
+        Ok(look(state))
+    }
+
+    /// Each span is taken out of the arena while the device gives its pages back, so that nobody is handed memory
+    /// that is about to lose its contents.
+    fn trim_free_spans(&self) -> Result<u64, FlexError> {
+        let mut trimmed = 0;
+        let mut taken = Vec::new();
+        loop {
+            let capacity = taken.capacity();
+            let complete = self.with_drained(|state| state.arena.take_free_spans(&mut taken))?;
+            for placed in taken.drain(..) {
+                let chunk: Chunk = placed;
+                self.shared.device.trim(chunk.address, chunk.size_bytes);
+                trimmed += chunk.size_bytes;
+            }
+            if complete {
+                return Ok(trimmed);
+            }
+            taken.reserve(capacity.max(512) * 2);
+        }
+    }
+}
+
+fn impossible(guard: &mut AllocatorGuard<'_>, placement: Request) -> Result<FlexError, FlexError> {
+    let figures = guard.state()?.arena.figures(&placement);
+    Ok(pressure::out_of_memory(guard, &PressureRequest::new(placement, figures), false)?)
+}
+
+impl fmt::Debug for FlexAllocator {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FlexAllocator").field("device", &self.shared.device.name()).finish_non_exhaustive()
+    }
+}
