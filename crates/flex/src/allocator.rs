@@ -5,17 +5,20 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::address::Chunk;
-use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSnapshot, Request, Violation};
+use crate::arena::snapshot::RegionSnapshot;
+use crate::arena::validate::Violation;
+use crate::arena::{Arena, BlockHandle, Chunks, Placed, RegionOrder, Request};
 use crate::composite::CompositeAddress;
 use crate::device::Device;
 use crate::directive::AllocationDirective;
 use crate::error::FlexError;
+use crate::fork::is_forked;
 use crate::lock::AllocatorGuard;
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{self, PressureCounters, PressureRequest, PressureStatistics, SharedCallback};
 use crate::regions::Unserved;
-use crate::shared::{Shared, State};
+use crate::shared::{POISON_FRESH, Shared, State};
 use crate::statistics::Statistics;
 use crate::topology::Topology;
 
@@ -27,11 +30,6 @@ pub struct AllocatorOptions {
     /// Fill fresh and freed blocks with a pattern, to make use of unset or freed memory visible. Slow.
     pub poison: bool,
 }
-
-/// What a poisoned fresh block is filled with.
-pub const POISON_FRESH: u8 = 0xcd;
-/// What a poisoned freed block is filled with.
-pub const POISON_FREED: u8 = 0xdd;
 
 /// An allocator of one device's memory. A handle: clones share the allocator.
 #[derive(Clone)]
@@ -97,12 +95,10 @@ impl FlexAllocator {
     /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. If the mutex is taken at
     /// that moment, a stale handle may be found out only later and is then ignored.
     pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
-        if self.shared.poison {
+        if self.shared.poison && !is_forked() {
             let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);
-            return match chunk {
-                Some(chunk) => self.shared.free_poisoned(handle, chunk),
-                None => Err(FlexError::UnknownAllocation { index: handle.index, generation: handle.generation }),
-            };
+            let unknown = FlexError::UnknownAllocation { index: handle.index, generation: handle.generation };
+            return self.shared.free_chunk(Placed { handle, chunk: chunk.ok_or(unknown)? });
         }
         self.shared.free(handle)
     }
@@ -168,19 +164,12 @@ impl FlexAllocator {
         self.with_drained(|state| state.arena.set_limit_bytes(limit))
     }
 
-    /// Every region with its blocks. Allocates outside the mutex.
+    /// Every acquired region with its blocks. Walks all blocks under the mutex: for looking, not for hot paths.
     ///
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
-        let mut buffer = crate::arena::SnapshotBuffer::default();
-        loop {
-            let wanted = self.with_drained(|state| state.arena.snapshot_into(&mut buffer))?;
-            match wanted {
-                None => return Ok(buffer.into_regions()),
-                Some(capacity) => buffer.reserve(capacity),
-            }
-        }
+        self.with_drained(|state| state.arena.snapshot())
     }
 
     /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else
@@ -189,13 +178,9 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Device`] if the device refuses, [`FlexError::Forked`] in a forked child.
     pub fn empty_cache(&self) -> Result<u64, FlexError> {
-        let device = &self.shared.device;
-        if device.can_release_regions() {
-            let before = self.statistics()?.reserved_bytes.current;
-            self.lock()?.release_free_regions()?;
-            return Ok(before.saturating_sub(self.statistics()?.reserved_bytes.current));
-        }
-        self.trim_free_spans()
+        let before = self.statistics()?.reserved_bytes.current;
+        self.lock()?.release_free_regions()?;
+        Ok(before.saturating_sub(self.statistics()?.reserved_bytes.current))
     }
 
     /// Checks every invariant of the allocator.
@@ -207,12 +192,12 @@ impl FlexAllocator {
             state.arena.validate()?;
             for placed in state.waiters.granted().flatten() {
                 if state.arena.lookup(placed.handle).is_none() {
-                    return Err(Violation::new(format!("granted block {:?} is not live", placed.handle)));
+                    return Err(Violation(format!("granted block {:?} is not live", placed.handle)));
                 }
             }
             Ok(())
         })?
-        .map_err(FlexError::Corrupted)
+        .map_err(|violation| FlexError::Corrupted(violation.to_string()))
     }
 
     /// The device.
@@ -224,18 +209,20 @@ impl FlexAllocator {
         // Declared before the guard, so that a callback replaced meanwhile is dropped after it.
         let mut callback = None;
         let mut guard = self.lock()?;
-        let placement = guard.state()?.arena.check(bytes, directive)?;
-        let placed = match guard.place(&placement) {
+        let mut placement = guard.state()?.arena.check(bytes, directive)?;
+        let mut refusal = None;
+        let placed = match guard.place(&mut placement, &mut refusal) {
             Ok(chunks) => Ok(chunks),
-            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, &mut callback),
+            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut callback),
             Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
-            Err(Unserved::Region(error)) => Err(error),
             Err(Unserved::Forked) => Err(FlexError::Forked),
         };
         drop(guard);
         let chunks = placed?;
         if self.shared.poison {
-            self.shared.fill(&chunks, POISON_FRESH)?;
+            for placed in &chunks {
+                self.shared.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FRESH)?;
+            }
         }
         Ok(chunks)
     }
@@ -250,31 +237,11 @@ impl FlexAllocator {
         self.shared.drain_all(state);
         Ok(look(state))
     }
-
-    /// Each span is taken out of the arena while the device gives its pages back, so that nobody is handed memory
-    /// that is about to lose its contents.
-    fn trim_free_spans(&self) -> Result<u64, FlexError> {
-        let mut trimmed = 0;
-        let mut taken = Vec::new();
-        loop {
-            let capacity = taken.capacity();
-            let complete = self.with_drained(|state| state.arena.take_free_spans(&mut taken))?;
-            for placed in taken.drain(..) {
-                let chunk: Chunk = placed;
-                self.shared.device.trim(chunk.address, chunk.size_bytes);
-                trimmed += chunk.size_bytes;
-            }
-            if complete {
-                return Ok(trimmed);
-            }
-            taken.reserve(capacity.max(512) * 2);
-        }
-    }
 }
 
 fn impossible(guard: &mut AllocatorGuard<'_>, placement: Request) -> Result<FlexError, FlexError> {
     let figures = guard.state()?.arena.figures(&placement);
-    Ok(pressure::out_of_memory(guard, &PressureRequest::new(placement, figures), false)?)
+    Ok(pressure::out_of_memory(guard, &PressureRequest::new(placement, None, figures), false)?)
 }
 
 impl fmt::Debug for FlexAllocator {

@@ -90,8 +90,7 @@ impl CompositeAddress {
     fn free_chunks(&mut self) -> Result<(), FlexError> {
         let mut result = Ok(());
         for placed in self.chunks.drain(..) {
-            let freed = self.allocator.free_poisoned(placed.handle, placed.chunk);
-            result = result.and(freed);
+            result = result.and(self.allocator.free_chunk(placed));
         }
         result
     }

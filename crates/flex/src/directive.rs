@@ -103,6 +103,18 @@ impl AllocationDirective {
     pub fn memory_type(&self) -> MemoryType {
         self.memory_type
     }
+
+    /// Checks that an allocation has one chunk.
+    ///
+    /// # Errors
+    ///
+    /// [`PlacementError::NotContiguous`] for an interleaved directive.
+    pub(crate) fn require_contiguous(&self) -> Result<(), FlexError> {
+        match self.policy {
+            PlacementPolicy::Bind => Ok(()),
+            PlacementPolicy::Interleave => Err(PlacementError::NotContiguous { domain_count: self.domains.len() }.into()),
+        }
+    }
 }
 
 /// Builds an [`AllocationDirective`].

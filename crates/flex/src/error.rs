@@ -54,6 +54,9 @@ pub enum FlexError {
     /// The device failed at something other than acquiring a region.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
+    /// An invariant does not hold: a bug of the allocator.
+    #[error("the allocator's state is inconsistent: {0}")]
+    Corrupted(String),
     /// The process is a forked child; device memory belongs to its parent.
     #[error("the allocator cannot be used in a forked process; start the process with `spawn` instead")]
     Forked,
@@ -72,6 +75,12 @@ pub enum PlacementError {
     /// Interleaving needs two domains.
     #[error("interleaving over {domain_count} domain(s); expected at least 2")]
     TooFewDomains {
+        /// The domains in effect.
+        domain_count: usize,
+    },
+    /// One block was asked for.
+    #[error("one contiguous block cannot be interleaved over {domain_count} domains; expected a bound directive")]
+    NotContiguous {
         /// The domains in effect.
         domain_count: usize,
     },
@@ -158,6 +167,12 @@ pub enum RegionSetupError {
         memory_type: MemoryType,
         /// What the device said.
         source: DeviceError,
+    },
+    /// Another thread kept acquiring or releasing the only region that could serve.
+    #[error("another thread has been acquiring or releasing the region for {waited:?}")]
+    Busy {
+        /// How long this thread waited for it.
+        waited: std::time::Duration,
     },
 }
 

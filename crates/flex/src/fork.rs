@@ -21,3 +21,9 @@ pub fn mark_forked() {
 pub fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
+
+impl From<Forked> for crate::error::FlexError {
+    fn from(_: Forked) -> Self {
+        crate::error::FlexError::Forked
+    }
+}

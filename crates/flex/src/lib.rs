@@ -30,23 +30,35 @@
 //! ```
 
 pub mod address;
-// The locked allocator is the user of everything in here.
-#[allow(dead_code)]
+mod allocator;
 pub(crate) mod arena;
+mod composite;
 pub mod device;
 pub mod directive;
 pub mod error;
+pub mod fork;
+pub mod gate;
+mod lock;
+mod pending;
 pub mod pressure;
+pub mod rank;
+mod regions;
+mod shared;
 pub mod statistics;
 pub mod topology;
 pub mod units;
 
 pub use address::{Chunk, VirtualAddress};
+pub use allocator::{AllocatorOptions, FlexAllocator};
+pub use arena::blocks::BlockHandle;
 pub use arena::region::RegionOrder;
 pub use arena::snapshot::{BlockSnapshot, RegionSnapshot};
+pub use composite::{AllocationRef, CompositeAddress};
 pub use device::{Device, DeviceError};
 pub use directive::{AllocationDirective, DirectiveBuilder, Domains, MemoryType, PlacementPolicy};
 pub use error::{FlexError, OutOfMemory, PlacementError, RegionSetupError};
+pub use fork::Forked;
+pub use lock::{AllocatorGuard, Unlocked};
 pub use statistics::{ProgramStatistics, Stat, Statistics};
 pub use topology::{RegionLayout, Topology};
 pub use units::{ALIGNMENT_BYTES, DomainId, RegionId};

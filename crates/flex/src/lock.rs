@@ -80,10 +80,10 @@ impl<'a> AllocatorGuard<'a> {
                 request.granted = state.waiters.collect(request);
             }
             if request.granted.is_none() {
-                request.granted = match self.place(&request.placement) {
+                request.granted = match self.place(&mut request.placement, &mut request.refusal) {
                     Ok(chunks) => Some(chunks),
                     Err(Unserved::Forked) => return Err(Forked),
-                    Err(Unserved::Exhausted | Unserved::Impossible | Unserved::Region(_)) => None,
+                    Err(Unserved::Exhausted | Unserved::Impossible) => None,
                 };
             }
             if request.granted.is_some() || shared.pending.is_empty() {

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
-use crate::error::{DeviceError, FlexError, RegionSetupError};
+use crate::arena::{Arena, Chunks, RegionSlot, Request, Unplaced};
+use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 
@@ -20,8 +20,6 @@ pub(crate) enum Unserved {
     Exhausted,
     /// No state of the device could serve it.
     Impossible,
-    /// The device refused a region.
-    Region(FlexError),
     /// The process is a forked child.
     Forked,
 }
@@ -34,7 +32,13 @@ impl From<Forked> for Unserved {
 
 impl AllocatorGuard<'_> {
     /// Places a request, acquiring regions as needed. The mutex may be released and locked again in between.
-    pub(crate) fn place(&mut self, placement: &Request) -> Result<Chunks, Unserved> {
+    ///
+    /// A region that the device refuses is not asked for again on behalf of this request; `refusal` keeps why.
+    pub(crate) fn place(
+        &mut self,
+        placement: &mut Request,
+        refusal: &mut Option<FlexError>,
+    ) -> Result<Chunks, Unserved> {
         let mut deadline = None;
         loop {
             let shared = self.shared();
@@ -42,14 +46,18 @@ impl AllocatorGuard<'_> {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
                 Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
-                Err(Unplaced::NeedsRegion(slot)) => self.acquire_region(slot)?,
+                Err(Unplaced::NeedsRegion(slot)) => {
+                    if let Err(error) = self.acquire_region(slot)? {
+                        placement.refused.push(slot);
+                        refusal.get_or_insert(error);
+                    }
+                }
                 Err(Unplaced::RegionBusy) => {
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + REGION_TIMEOUT);
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Err(Unserved::Region(FlexError::RegionSetup(RegionSetupError::Busy {
-                            waited: REGION_TIMEOUT,
-                        })));
+                        refusal.get_or_insert(RegionSetupError::Busy { waited: REGION_TIMEOUT }.into());
+                        return Err(Unserved::Exhausted);
                     }
                     self.wait_for_region(left)?;
                 }
@@ -57,56 +65,51 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    fn acquire_region(&mut self, slot: RegionSlot) -> Result<(), Unserved> {
+    /// Acquires a region that the arena has reserved for this thread, or says why the device refused it.
+    fn acquire_region(&mut self, slot: RegionSlot) -> Result<Result<(), FlexError>, Forked> {
         let state = self.state()?;
-        state.arena.begin_acquire(slot);
         let (size_bytes, domain, memory_type) = state.arena.region_to_acquire(slot);
-        let mut change = RegionChange { guard: self, undo: |arena| arena.region_failed(slot), done: false };
+        let change = RegionChange { guard: self, undo: |arena| arena.region_failed(slot), done: false };
         let device = &change.guard.shared().device;
         let acquired = change.guard.unlocked(|_| device.acquire_region(size_bytes, domain, memory_type))?;
         match acquired {
-            Ok(region) => {
-                change.finish(|arena| arena.region_acquired(slot, region))?;
-                Ok(())
-            }
-            Err(source) => Err(Unserved::Region(refused(size_bytes, source))),
+            Ok(region) => change.finish(|arena| arena.region_acquired(slot, region)).map(Ok),
+            Err(source) => Ok(Err(RegionSetupError::Refused { size_bytes, domain, memory_type, source }.into())),
         }
     }
 
-    /// Gives wholly free regions back to a device that can take them; returns how many.
-    pub(crate) fn release_free_regions(&mut self) -> Result<usize, FlexError> {
+    /// Gives wholly free regions back to a device that can take them.
+    pub(crate) fn release_free_regions(&mut self) -> Result<(), FlexError> {
         let device = &self.shared().device;
-        let mut released = 0;
-        while let Some((slot, region)) = self.state()?.arena.begin_release_of_free_region() {
-            let mut change = RegionChange { guard: self, undo: |arena| arena.region_kept(slot), done: false };
-            change.guard.unlocked(|_| device.release_region(region))?.map_err(FlexError::Device)?;
-            change.finish(|arena| arena.region_released(slot))?;
-            released += 1;
+        let leaving = self.state()?.arena.start_release_of_free_regions();
+        let mut result = Ok(());
+        for (slot, region) in leaving {
+            let change = RegionChange { guard: self, undo: |arena| arena.region_kept(slot), done: false };
+            match change.guard.unlocked(|_| device.release_region(region))? {
+                Ok(()) => change.finish(|arena| arena.region_released(slot))?,
+                Err(error) => result = Err(FlexError::Device(error)),
+            }
         }
-        Ok(released)
+        result
     }
-}
-
-fn refused(size_bytes: u64, source: DeviceError) -> FlexError {
-    FlexError::RegionSetup(RegionSetupError::Refused { size_bytes, source })
 }
 
 /// A region between two phases; undone unless finished, also on unwind. Tells the waiting threads either way.
-struct RegionChange<'g, 'a, U: FnMut(&mut crate::arena::Arena)> {
+struct RegionChange<'g, 'a, U: FnMut(&mut Arena)> {
     guard: &'g mut AllocatorGuard<'a>,
     undo: U,
     done: bool,
 }
 
-impl<U: FnMut(&mut crate::arena::Arena)> RegionChange<'_, '_, U> {
-    fn finish(mut self, change: impl FnOnce(&mut crate::arena::Arena)) -> Result<(), Forked> {
+impl<U: FnMut(&mut Arena)> RegionChange<'_, '_, U> {
+    fn finish(mut self, change: impl FnOnce(&mut Arena)) -> Result<(), Forked> {
         change(&mut self.guard.state()?.arena);
         self.done = true;
         Ok(())
     }
 }
 
-impl<U: FnMut(&mut crate::arena::Arena)> Drop for RegionChange<'_, '_, U> {
+impl<U: FnMut(&mut Arena)> Drop for RegionChange<'_, '_, U> {
     fn drop(&mut self) {
         let shared = self.guard.shared();
         let Ok(state) = self.guard.state() else { return };

@@ -1,9 +1,9 @@
 //! What the handles of one allocator share: the mutex and what it protects, and what is reached without it.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::arena::{Arena, BlockHandle, Chunks, Request, Unplaced};
+use crate::arena::{Arena, BlockHandle, Chunks, Placed, Request, Unplaced};
 use crate::device::Device;
 use crate::error::FlexError;
 use crate::fork::is_forked;
@@ -11,6 +11,11 @@ use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{PressureCounters, SharedCallback, collecting};
 use crate::units::ALIGNMENT_BYTES;
+
+/// What a poisoned fresh block is filled with.
+pub(crate) const POISON_FRESH: u8 = 0xcd;
+/// What a poisoned freed block is filled with.
+pub(crate) const POISON_FREED: u8 = 0xdd;
 
 /// One allocator. Lock: `mutex` protects [`State`]; every other field is atomic, immutable, or says its rule.
 pub(crate) struct Shared {
@@ -56,6 +61,8 @@ impl Shared {
                     self.prepare(&chunks);
                     return Ok(chunks);
                 }
+                // The region is reserved for the caller already.
+                Err(unplaced @ Unplaced::NeedsRegion(_)) => return Err(unplaced),
                 Err(_) if !self.pending.is_empty() => {}
                 Err(unplaced) => return Err(unplaced),
             }
@@ -65,10 +72,18 @@ impl Shared {
     /// Serves registered requests, oldest first. Called after memory came free.
     pub(crate) fn serve(&self, state: &mut State) {
         let State { arena, waiters, .. } = state;
-        waiters.serve(|placement| {
-            let chunks = arena.place(placement).ok()?;
-            self.prepare(&chunks);
-            Some(chunks)
+        waiters.serve(|placement| match arena.place(placement) {
+            Ok(chunks) => {
+                self.prepare(&chunks);
+                Some(chunks)
+            }
+            Err(unplaced) => {
+                if let Unplaced::NeedsRegion(slot) = unplaced {
+                    // This thread is freeing: it does not wait for a device. The request will ask itself.
+                    arena.region_failed(slot);
+                }
+                None
+            }
         });
     }
 
@@ -104,9 +119,37 @@ impl Shared {
         Ok(())
     }
 
+    /// Drains everything that is pending.
+    pub(crate) fn drain_all(&self, state: &mut State) {
+        while !self.pending.is_empty() {
+            self.drain(state);
+        }
+    }
+
+    /// As [`free`](Self::free), filling the block first if blocks are poisoned: it is still the caller's.
+    pub(crate) fn free_chunk(&self, placed: Placed) -> Result<(), FlexError> {
+        if self.poison && !is_forked() {
+            self.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FREED)?;
+        }
+        self.free(placed.handle)
+    }
+
     fn prepare(&self, chunks: &Chunks) {
         for placed in chunks {
             self.pending.prepare(placed.handle, (placed.chunk.size_bytes / ALIGNMENT_BYTES) as u32);
+        }
+    }
+}
+
+impl Drop for Shared {
+    /// Gives the regions back. The device reports its own failures; nobody is left to act on them here.
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        let state = self.mutex.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for region_id in state.arena.region_ids() {
+            let _ = self.device.release_region(region_id);
         }
     }
 }

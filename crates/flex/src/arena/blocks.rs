@@ -17,13 +17,25 @@ pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
 /// Nodes are added in steps of at least this many.
 const GROWTH_STEP: usize = 1024;
 
-/// Names one allocation of one block.
+/// Names one allocation of one block, as a plain value that does not own it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct BlockHandle {
+pub struct BlockHandle {
     /// The node.
     pub(crate) index: u32,
     /// The generation the node had when the block was allocated; never 0, at most 24 bits.
     pub(crate) generation: u32,
+}
+
+impl BlockHandle {
+    /// The handle as one number below 2^56, never 0.
+    pub fn to_raw(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The handle that [`to_raw`](Self::to_raw) gave; any other number is a stale or unknown handle.
+    pub fn from_raw(raw: u64) -> Self {
+        BlockHandle { index: raw as u32, generation: (raw >> 32) as u32 & MAX_GENERATION }
+    }
 }
 
 /// What a node is used for.

@@ -12,7 +12,7 @@ use crate::directive::MemoryType;
 
 /// An invariant that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Violation(String);
+pub(crate) struct Violation(pub(crate) String);
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

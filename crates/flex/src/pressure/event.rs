@@ -17,13 +17,14 @@ use crate::lock::AllocatorGuard;
 pub(crate) fn exhausted(
     guard: &mut AllocatorGuard<'_>,
     placement: Request,
+    refusal: Option<FlexError>,
     callback: &mut Option<SharedCallback>,
 ) -> Result<Chunks, FlexError> {
     let state = guard.state()?;
     state.arena.count_retry();
     callback.clone_from(&state.callback);
     let figures = state.arena.figures(&placement);
-    let mut event = Event::begin(guard, PressureRequest::new(placement, figures));
+    let mut event = Event::begin(guard, PressureRequest::new(placement, refusal, figures));
     match callback {
         Some(callback) => event.call(callback)?,
         None => event.request.report.skipped = Some(SkipReason::Uninitialized),
@@ -60,7 +61,8 @@ impl<'g, 'a> Event<'g, 'a> {
         Ok(())
     }
 
-    /// The memory, or the error with the figures of the search that has just failed.
+    /// The memory, or the error with the figures of the search that has just failed. Where the device refused a
+    /// region, that is the error.
     fn end(mut self) -> Result<Chunks, FlexError> {
         if self.guard.search(&mut self.request)?
             && let Some(chunks) = self.request.granted.take()
@@ -68,7 +70,10 @@ impl<'g, 'a> Event<'g, 'a> {
             self.rescued = true;
             return Ok(chunks);
         }
-        Err(out_of_memory(self.guard, &self.request, true)?)
+        match self.request.refusal.take() {
+            Some(refusal) => Err(refusal),
+            None => Err(out_of_memory(self.guard, &self.request, true)?),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::report::ReclaimReport;
 use super::waiters::Ticket;
 use crate::arena::{Chunks, Figures, Request};
+use crate::error::FlexError;
 use crate::units::DomainId;
 
 /// Why nothing was found.
@@ -25,10 +26,12 @@ pub struct PressureRequest {
     pub(crate) figures: Figures,
     pub(crate) report: ReclaimReport,
     pub(crate) own_collections: u32,
+    /// Why the device refused a region that could have served it.
+    pub(crate) refusal: Option<FlexError>,
 }
 
 impl PressureRequest {
-    pub(crate) fn new(placement: Request, figures: Figures) -> Self {
+    pub(crate) fn new(placement: Request, refusal: Option<FlexError>, figures: Figures) -> Self {
         PressureRequest {
             placement,
             granted: None,
@@ -37,6 +40,7 @@ impl PressureRequest {
             figures,
             report: ReclaimReport::default(),
             own_collections: 0,
+            refusal,
         }
     }
 
