@@ -134,14 +134,20 @@ impl Bins {
             .take_while(|&index| index != NIL)
     }
 
-    /// Every bin with what its bitmaps say of it: the row bit and the column bit.
+    /// Every bin of rows where anything is set, with what the bitmaps say of it: the row bit and the column bit.
     pub(crate) fn bits(&self) -> impl Iterator<Item = (Bin, bool, bool)> + '_ {
-        (0..ROWS).flat_map(move |row| {
+        (0..ROWS).filter(|&row| !self.is_blank(row)).flat_map(move |row| {
             (0..COLUMNS).map(move |column| {
                 let column_bit = self.columns[row] & (1 << column) != 0;
                 (Bin { row, column }, self.rows & (1 << row) != 0, column_bit)
             })
         })
+    }
+
+    fn is_blank(&self, row: usize) -> bool {
+        self.rows & (1 << row) == 0
+            && self.columns[row] == 0
+            && self.heads[row * COLUMNS..][..COLUMNS] == [NIL; COLUMNS]
     }
 
     #[inline]
