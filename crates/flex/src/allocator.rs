@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::address::Chunk;
+use crate::address::{Chunk, VirtualAddress};
 use crate::arena::snapshot::RegionSnapshot;
 use crate::arena::validate::Violation;
 use crate::arena::{Arena, BlockHandle, Chunks, Placed, RegionOrder, Request};
@@ -107,6 +107,40 @@ impl FlexAllocator {
     pub fn block_size_bytes(&self, handle: BlockHandle) -> u64 {
         let units = self.shared.pending.size_units(handle).unwrap_or_default();
         u64::from(units) * crate::units::ALIGNMENT_BYTES
+    }
+
+    /// The chunk of a live block; `None` if the handle is stale.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn block(&self, handle: BlockHandle) -> Result<Option<Chunk>, FlexError> {
+        Ok(self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk))
+    }
+
+    /// Whether a host address lies in an acquired region of a host-addressable device.
+    pub fn holds_host_address(&self, address: usize) -> bool {
+        let Ok(regions) = self.lock().and_then(|mut guard| Ok(guard.state()?.arena.present_regions())) else {
+            return false;
+        };
+        regions.iter().any(|&(region_id, size_bytes)| {
+            let base = self.device().host_address(VirtualAddress { region_id, offset_bytes: 0 });
+            base.and_then(|base| address.checked_sub(base)).is_some_and(|offset| (offset as u64) < size_bytes)
+        })
+    }
+
+    /// The host address of a region's first byte, on a host-addressable device.
+    pub fn host_base(&self, region: &RegionSnapshot) -> Option<usize> {
+        self.device().host_address(VirtualAddress { region_id: region.region_id, offset_bytes: 0 })
+    }
+
+    /// Runs `body` with the mutex held. For tests of what others do meanwhile; `body` must not use the allocator.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    #[doc(hidden)]
+    pub fn while_locked<R>(&self, body: impl FnOnce() -> R) -> Result<R, FlexError> {
+        let _guard = self.lock()?;
+        Ok(body())
     }
 
     /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is

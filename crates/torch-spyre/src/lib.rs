@@ -1,1 +1,72 @@
-//! The extension module.
+//! `torch_spyre._C`: the PyTorch device `spyre` on FlexAllocator.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`configuration`] | the environment, parsed strictly |
+//! | [`runtime`] | the devices and the gate they share, for the life of the process |
+//! | [`interpreter`] | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
+//! | [`torch_abi`] | the Rust side of the C ABI to the shim |
+//! | [`message`] | the out-of-memory text |
+//! | [`bindings`] | the functions and classes Python sees |
+//!
+//! Only this crate knows Python, and only `shim/` knows torch's classes.
+
+mod bindings;
+mod configuration;
+mod interpreter;
+mod message;
+mod runtime;
+mod torch_abi;
+
+use pyo3::prelude::*;
+
+/// The torch minor this binary is bound to, findable in the file before it is loaded.
+#[used]
+static BUILT_FOR_TORCH_MARKER: &[u8] =
+    concat!("TORCH_SPYRE_BUILT_FOR_TORCH=", env!("TORCH_SPYRE_BUILT_FOR_TORCH"), ";").as_bytes();
+
+/// The extension module.
+#[pymodule(gil_used = false)]
+mod _C {
+    #[pymodule_export]
+    use crate::bindings::device::{
+        configuration, current_device, device_count, device_properties, initialize, is_in_bad_fork, set_device,
+        shutdown,
+    };
+    #[pymodule_export]
+    use crate::bindings::memory::{
+        device_of, empty_cache, mem_get_info, memory_snapshot, memory_stats, reset_accumulated_memory_stats,
+        reset_peak_memory_stats, set_memory_fraction,
+    };
+    #[pymodule_export]
+    use crate::bindings::pressure::{
+        get_pressure_policy, pressure_stats, reset_pressure_stats, set_pressure_policy,
+    };
+
+    /// The torch minor this binary is bound to.
+    #[pymodule_export]
+    const BUILT_FOR_TORCH: &str = env!("TORCH_SPYRE_BUILT_FOR_TORCH");
+
+    /// For tests only.
+    #[pymodule]
+    mod testing {
+        #[pymodule_export]
+        use crate::bindings::testing::{
+            allocate_attached, allocate_native, hold_mutex, join_native_attached, validate,
+        };
+    }
+
+    /// The allocator core.
+    #[pymodule]
+    mod flex {
+        #[pymodule_export]
+        use crate::bindings::flex_core::{
+            Allocation, AllocationDirective, FlexAllocator, MemoryType, PlacementPolicy, PressureRequest, Topology,
+        };
+
+        #[pymodule_init]
+        fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+            crate::bindings::flex_core::add_exceptions(module)
+        }
+    }
+}

@@ -76,6 +76,12 @@ impl Arena {
         })
     }
 
+    /// The acquired regions and their usable sizes in bytes.
+    pub(crate) fn present_regions(&self) -> SmallVec<[(RegionId, u64); 8]> {
+        let present = self.regions.iter().filter_map(|region| Some((region.present_id()?, region.usable_bytes())));
+        present.collect()
+    }
+
     /// How many free blocks the acquired regions have: the room [`Arena::free_spans`] needs.
     pub(crate) fn free_block_count(&self) -> usize {
         self.regions.iter().map(|region| region.free_blocks as usize).sum()

@@ -1,0 +1,117 @@
+//! Initialisation, configuration and devices.
+
+use flex::MemoryType;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::{device, runtime_error, value_error};
+use crate::configuration::{Configuration, DeviceKind, collect_policy_name};
+use crate::runtime::{Runtime, region_order_name, runtime};
+use crate::{interpreter, torch_abi};
+
+/// Reads the configuration, makes the devices and registers with torch. Idempotent.
+///
+/// Raises ValueError for a bad configuration, RuntimeError if a device cannot be made.
+#[pyfunction]
+pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
+    if runtime().is_none() {
+        let configuration = Configuration::from_environment().map_err(value_error)?;
+        let gate = interpreter::new_gate(py, configuration.policy)?;
+        Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
+        watch_forks()?;
+    }
+    torch_abi::register();
+    Ok(())
+}
+
+fn watch_forks() -> PyResult<()> {
+    extern "C" fn in_child() {
+        flex::fork::mark_forked();
+    }
+    // SAFETY: the handler only stores to an atomic.
+    let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if failed == 0 {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err(format!("spyre: pthread_atfork failed with code {failed}")))
+}
+
+/// The configuration in effect, by the names of the environment.
+#[pyfunction]
+pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let runtime = torch_abi::ready().map_err(PyRuntimeError::new_err)?;
+    let configuration = &runtime.configuration;
+    let dict = PyDict::new(py);
+    dict.set_item("device_memory", configuration.device_memory_bytes)?;
+    dict.set_item("devices", configuration.device_count)?;
+    dict.set_item("gc", collect_policy_name(configuration.policy.collect))?;
+    dict.set_item("gc_timeout_ms", configuration.policy.timeout.as_millis())?;
+    dict.set_item("escalate", configuration.policy.escalate)?;
+    dict.set_item("region_order", region_order_name(configuration.region_order))?;
+    dict.set_item("history", 0)?;
+    dict.set_item("poison", configuration.poison)?;
+    dict.set_item("device", kind_name(configuration.kind))?;
+    dict.set_item("max_regions", configuration.max_regions)?;
+    dict.set_item("memory_domains", configuration.domain_count)?;
+    dict.set_item("debug", configuration.debug)?;
+    Ok(dict)
+}
+
+fn kind_name(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Sim => "SIM",
+        DeviceKind::Pf => "PF",
+        DeviceKind::Vf => "VF",
+    }
+}
+
+/// Whether this process is a forked child, in which the devices cannot be used.
+#[pyfunction]
+pub(crate) fn is_in_bad_fork() -> bool {
+    flex::fork::is_forked()
+}
+
+/// Number of devices; 0 before initialisation.
+#[pyfunction]
+pub(crate) fn device_count() -> usize {
+    runtime().map_or(0, |runtime| runtime.devices().len())
+}
+
+/// What a device is: name, total_memory (bytes), regions, memory_domains, kind.
+#[pyfunction]
+pub(crate) fn device_properties(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
+    let device = device(index)?;
+    let total_memory = device.allocator.statistics().map_err(runtime_error)?.capacity_bytes;
+    let kind = torch_abi::ready().map_err(PyRuntimeError::new_err)?.configuration.kind;
+    let tensor_regions = device.topology.regions().iter().filter(|region| region.memory_type == MemoryType::Tensor);
+    let dict = PyDict::new(py);
+    dict.set_item("name", format!("Simulated Spyre ({})", kind_name(kind)))?;
+    dict.set_item("total_memory", total_memory)?;
+    dict.set_item("regions", tensor_regions.count())?;
+    dict.set_item("memory_domains", device.topology.domain_count())?;
+    dict.set_item("kind", kind_name(kind))?;
+    Ok(dict)
+}
+
+/// This thread's current device.
+#[pyfunction]
+pub(crate) fn current_device() -> i32 {
+    torch_abi::current_device()
+}
+
+/// Makes a device current for this thread. Raises RuntimeError for one that does not exist.
+#[pyfunction]
+pub(crate) fn set_device(index: i32) -> PyResult<()> {
+    device(index)?;
+    torch_abi::set_current_device(index);
+    Ok(())
+}
+
+/// Ends collecting under pressure, at interpreter exit. Allocations go on without it, frees always do.
+#[pyfunction]
+pub(crate) fn shutdown(py: Python<'_>) {
+    if let Some(runtime) = runtime() {
+        py.detach(|| runtime.gate.close());
+    }
+}

@@ -1,0 +1,91 @@
+//! Pressure statistics and policy.
+
+use std::time::Duration;
+
+use flex::pressure::{PressureStatistics, SkipReason};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::{device, value_error};
+use crate::configuration::{MAX_TIMEOUT_MS, collect_policy, collect_policy_name};
+use crate::torch_abi;
+
+/// The pressure statistics of a device. Every key exists from the start.
+#[pyfunction]
+pub(crate) fn pressure_stats(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
+    let statistics = device(index)?.allocator.pressure_statistics();
+    let dict = PyDict::new(py);
+    for (name, value) in counters(&statistics) {
+        dict.set_item(name, value)?;
+    }
+    for (reason, value) in SkipReason::ALL.iter().zip(statistics.skipped) {
+        dict.set_item(format!("collections.skipped.{}", reason.name()), value)?;
+    }
+    Ok(dict)
+}
+
+fn counters(statistics: &PressureStatistics) -> [(&'static str, u64); 12] {
+    [
+        ("events", statistics.events),
+        ("rescued", statistics.rescued),
+        ("failed", statistics.failed),
+        ("coalesced", statistics.coalesced),
+        ("collections.young", statistics.young_collections),
+        ("collections.full", statistics.full_collections),
+        ("reclaimed_bytes", statistics.reclaimed_bytes),
+        ("collection_time_ns", statistics.collection_time_ns),
+        ("collection_max_ns", statistics.collection_max_ns),
+        ("collectors_abandoned", statistics.collectors_abandoned),
+        // This version has no hooks to run.
+        ("hooks.run", 0),
+        ("hooks.failed", 0),
+    ]
+}
+
+/// Sets the pressure statistics of a device to 0.
+#[pyfunction]
+pub(crate) fn reset_pressure_stats(index: i32) -> PyResult<()> {
+    device(index)?.allocator.reset_pressure_statistics();
+    Ok(())
+}
+
+/// Changes the policy; what is None stays as it is.
+#[pyfunction]
+#[pyo3(signature = (gc=None, escalate=None, timeout_ms=None))]
+pub(crate) fn set_pressure_policy(
+    gc: Option<&str>,
+    escalate: Option<bool>,
+    timeout_ms: Option<u64>,
+) -> PyResult<()> {
+    let gate = &torch_abi::ready().map_err(PyRuntimeError::new_err)?.gate;
+    let mut settings = gate.policy();
+    if let Some(name) = gc {
+        let expected = "expected \"always\", \"respect_disable\" or \"off\"";
+        settings.collect =
+            collect_policy(name).ok_or_else(|| value_error(format!("invalid gc {name:?}: {expected}")))?;
+    }
+    if let Some(escalate) = escalate {
+        settings.escalate = escalate;
+    }
+    if let Some(timeout_ms) = timeout_ms {
+        if !(1..=MAX_TIMEOUT_MS).contains(&timeout_ms) {
+            let expected = format!("expected an integer from 1 to {MAX_TIMEOUT_MS}");
+            return Err(value_error(format!("invalid timeout_ms {timeout_ms}: {expected}")));
+        }
+        settings.timeout = Duration::from_millis(timeout_ms);
+    }
+    gate.set_policy(settings);
+    Ok(())
+}
+
+/// The policy in effect.
+#[pyfunction]
+pub(crate) fn get_pressure_policy(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let settings = torch_abi::ready().map_err(PyRuntimeError::new_err)?.gate.policy();
+    let dict = PyDict::new(py);
+    dict.set_item("gc", collect_policy_name(settings.collect))?;
+    dict.set_item("escalate", settings.escalate)?;
+    dict.set_item("timeout_ms", settings.timeout.as_millis())?;
+    Ok(dict)
+}

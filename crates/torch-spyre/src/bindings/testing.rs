@@ -1,0 +1,87 @@
+//! What tests need and programs do not: allocations from native threads and with the interpreter held, and a look
+//! at the gate. Python: `torch_spyre._C.testing`.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flex::FlexError;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use super::{device, runtime_error};
+use crate::interpreter;
+use crate::message;
+use crate::runtime::DeviceMemory;
+
+fn allocate_and_free(device: &DeviceMemory, nbytes: u64) -> Result<(), String> {
+    let (handle, _) = device.allocate(nbytes).map_err(|error| describe(error, device))?;
+    device.allocator.free_block(handle).map_err(|error| error.to_string())
+}
+
+fn describe(error: FlexError, device: &DeviceMemory) -> String {
+    match error {
+        FlexError::OutOfMemory(oom) => message::out_of_memory(&oom, device.index),
+        other => other.to_string(),
+    }
+}
+
+/// Allocates and frees `nbytes` with the interpreter held throughout. Returns the error, or None.
+#[pyfunction]
+pub(crate) fn allocate_attached(index: i32, nbytes: u64) -> PyResult<Option<String>> {
+    let device = device(index)?;
+    if !interpreter::is_attached() {
+        return Err(PyRuntimeError::new_err("a Python function is called attached"));
+    }
+    Ok(allocate_and_free(device, nbytes).err())
+}
+
+/// `threads` native threads without a Python thread state each allocate and free `nbytes`, `count` times. Returns
+/// their errors. The caller waits detached.
+#[pyfunction]
+pub(crate) fn allocate_native(
+    py: Python<'_>,
+    index: i32,
+    nbytes: u64,
+    threads: usize,
+    count: usize,
+) -> PyResult<Vec<String>> {
+    let device = device(index)?;
+    let run = move || (0..count).filter_map(|_| allocate_and_free(device, nbytes).err()).collect::<Vec<_>>();
+    py.detach(|| {
+        let workers = (0..threads).map(|_| thread::Builder::new().spawn(run)).collect::<Result<Vec<_>, _>>()?;
+        let errors = workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| vec!["panicked".into()]));
+        Ok(errors.collect())
+    })
+}
+
+/// One native thread allocates and frees `nbytes` while the caller joins it *with the interpreter held*. Returns
+/// its error, or None, and the seconds it took.
+#[pyfunction]
+pub(crate) fn join_native_attached(index: i32, nbytes: u64) -> PyResult<(Option<String>, f64)> {
+    let device = device(index)?;
+    let began = Instant::now();
+    let worker = thread::Builder::new().spawn(move || allocate_and_free(device, nbytes).err())?;
+    let error = worker.join().unwrap_or_else(|_| Some("panicked".into()));
+    Ok((error, began.elapsed().as_secs_f64()))
+}
+
+/// Checks every invariant of a device's allocator.
+#[pyfunction]
+pub(crate) fn validate(index: i32) -> PyResult<()> {
+    device(index)?.allocator.validate().map_err(runtime_error)
+}
+
+/// Holds the allocator mutex of a device for some milliseconds on a native thread, and returns when it is held:
+/// frees then go through the pending list.
+#[pyfunction]
+pub(crate) fn hold_mutex(py: Python<'_>, index: i32, milliseconds: u64) -> PyResult<()> {
+    let device = device(index)?;
+    let (held, is_held) = std::sync::mpsc::channel();
+    thread::Builder::new().spawn(move || {
+        device.allocator.while_locked(|| {
+            let _ = held.send(());
+            thread::sleep(Duration::from_millis(milliseconds));
+        })
+    })?;
+    py.detach(|| is_held.recv()).map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
+}

@@ -1,0 +1,295 @@
+//! The CPython calls of the allocation and free paths.
+//!
+//! PyO3's own bookkeeping of attachment is wrong there: torch detaches and attaches with its own code, behind
+//! PyO3's back. So the real thread state is asked, and attaching is done with the C API.
+//!
+//! Everything that may run Python or wait for the interpreter is `extern "C-unwind"` and called under
+//! [`parked`]: before 3.14 CPython ends threads that wait for the interpreter at exit by unwinding them, which
+//! would abort in Rust frames. A parked thread instead stays where it is, holding nothing.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use flex::rank;
+
+/// A `PyObject*`.
+pub(super) type Object = *mut pyo3::ffi::PyObject;
+/// A `PyThreadState*`.
+pub(super) type ThreadState = *mut c_void;
+/// A `PyInterpreterState*`.
+pub(super) type Interpreter = *mut c_void;
+
+unsafe extern "C-unwind" {
+    fn PyEval_SaveThread() -> ThreadState;
+    fn PyEval_RestoreThread(state: ThreadState);
+    fn PyGILState_GetThisThreadState() -> ThreadState;
+    fn PyThreadState_New(interpreter: Interpreter) -> ThreadState;
+    fn PyThreadState_GetInterpreter(state: ThreadState) -> Interpreter;
+    fn PyInterpreterState_Get() -> Interpreter;
+    fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
+    fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
+    fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
+    fn PyErr_WriteUnraisable(context: Object);
+    fn PyErr_Clear();
+    fn PyErr_Occurred() -> Object;
+    fn PyLong_AsLong(number: Object) -> c_long;
+    fn PyGC_IsEnabled() -> c_int;
+    fn PyList_Size(list: Object) -> isize;
+    fn PyList_GetItem(list: Object, index: isize) -> Object;
+    fn PyList_Append(list: Object, item: Object) -> c_int;
+    fn PyList_Insert(list: Object, index: isize, item: Object) -> c_int;
+    fn Py_DecRef(object: Object);
+}
+
+/// Functions that are outside the stable ABI or have changed their names, resolved once at import.
+struct Symbols {
+    current: unsafe extern "C-unwind" fn() -> ThreadState,
+    is_finalizing: unsafe extern "C-unwind" fn() -> c_int,
+    /// The next three are absent where walking the thread states is not supported.
+    walk: Option<Walk>,
+    interpreter: Interpreter,
+}
+
+#[derive(Clone, Copy)]
+struct Walk {
+    head: unsafe extern "C-unwind" fn(Interpreter) -> ThreadState,
+    next: unsafe extern "C-unwind" fn(ThreadState) -> ThreadState,
+    frame: unsafe extern "C-unwind" fn(ThreadState) -> Object,
+}
+
+// SAFETY: function pointers, and a pointer that is only compared and passed back to CPython, which keeps the
+// interpreter alive until the process ends.
+unsafe impl Send for Symbols {}
+// SAFETY: as above; nothing is written after initialisation.
+unsafe impl Sync for Symbols {}
+
+static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+
+fn lookup(names: &[&CStr]) -> Option<*mut c_void> {
+    names.iter().find_map(|name| {
+        // SAFETY: `name` is NUL-terminated; looking a symbol up has no other precondition.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr().cast::<c_char>()) };
+        (!address.is_null()).then_some(address)
+    })
+}
+
+/// Resolves what is not linked. Called once, attached, before anything else in this file but `parked`.
+///
+/// # Errors
+/// The names that this interpreter does not have.
+pub(super) fn resolve() -> Result<(), String> {
+    if SYMBOLS.get().is_some() {
+        return Ok(());
+    }
+    let need = |names: &[&CStr]| lookup(names).ok_or_else(|| format!("this Python has none of {names:?}"));
+    let current = need(&[c"PyThreadState_GetUnchecked", c"_PyThreadState_UncheckedGet"])?;
+    let is_finalizing = need(&[c"Py_IsFinalizing", c"_Py_IsFinalizing"])?;
+    let walk = match (
+        lookup(&[c"PyInterpreterState_ThreadHead"]),
+        lookup(&[c"PyThreadState_Next"]),
+        lookup(&[c"PyThreadState_GetFrame"]),
+    ) {
+        // SAFETY: CPython documents these functions with exactly these signatures.
+        (Some(head), Some(next), Some(frame)) => Some(unsafe {
+            Walk {
+                head: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Interpreter) -> ThreadState>(head),
+                next: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> ThreadState>(next),
+                frame: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> Object>(frame),
+            }
+        }),
+        _ => None,
+    };
+    // SAFETY: the signatures are CPython's, under both names; the caller is attached.
+    let symbols = unsafe {
+        Symbols {
+            current: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> ThreadState>(current),
+            is_finalizing: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> c_int>(is_finalizing),
+            walk,
+            interpreter: PyInterpreterState_Get(),
+        }
+    };
+    let _ = SYMBOLS.set(symbols);
+    Ok(())
+}
+
+fn symbols() -> &'static Symbols {
+    SYMBOLS.get().expect("the interpreter is resolved at import")
+}
+
+/// Parks the thread for ever if it is unwound by CPython at exit.
+struct Park;
+
+impl Drop for Park {
+    fn drop(&mut self) {
+        // An ordinary panic goes on; a forced unwind must not enter Rust frames above.
+        if !std::thread::panicking() {
+            park_for_ever();
+        }
+    }
+}
+
+/// Keeps the calling thread for the rest of the process's life.
+pub(super) fn park_for_ever() -> ! {
+    loop {
+        // SAFETY: waits for a signal; no precondition.
+        unsafe { libc::pause() };
+    }
+}
+
+/// Runs what may run Python or wait for the interpreter. No allocator mutex is held.
+pub(super) fn parked<R>(call: impl FnOnce() -> R) -> R {
+    rank::assert_unlocked("enter the interpreter");
+    let park = Park;
+    let result = call();
+    std::mem::forget(park);
+    result
+}
+
+/// The calling thread's attached thread state, or null.
+///
+/// On 3.11 the unchecked getter is process-wide and shows a native thread the state of whoever holds the GIL, so it
+/// must also be this thread's own.
+pub(super) fn attached_state() -> ThreadState {
+    // SAFETY: neither call needs attachment; they read thread-local or atomic state.
+    let (current, own) = unsafe { ((symbols().current)(), PyGILState_GetThisThreadState()) };
+    if current == own { current } else { ptr::null_mut() }
+}
+
+/// The calling thread's own thread state, attached or not, or null.
+pub(super) fn own_state() -> ThreadState {
+    // SAFETY: reads thread-local state.
+    unsafe { PyGILState_GetThisThreadState() }
+}
+
+/// Whether a thread state belongs to the interpreter that loaded this module.
+pub(super) fn is_ours(state: ThreadState) -> bool {
+    // SAFETY: `state` is the calling thread's own, which lives as long as the thread uses it.
+    unsafe { PyThreadState_GetInterpreter(state) == symbols().interpreter }
+}
+
+/// Whether the interpreter is shutting down.
+pub(super) fn is_finalizing() -> bool {
+    // SAFETY: reads an atomic of the runtime.
+    unsafe { (symbols().is_finalizing)() != 0 }
+}
+
+/// A thread state for the calling thread, not attached.
+pub(super) fn new_state() -> ThreadState {
+    // SAFETY: the interpreter is alive: the gate is closed before it is finalized, and then starts no thread.
+    unsafe { PyThreadState_New(symbols().interpreter) }
+}
+
+/// Attaches the calling thread. May wait for the interpreter, or for ever at its exit.
+pub(super) fn attach(state: ThreadState) {
+    // SAFETY: `state` is the calling thread's own and not attached, as the callers of this module ensure.
+    parked(|| unsafe { PyEval_RestoreThread(state) });
+}
+
+/// Detaches the calling thread, which is attached.
+pub(super) fn detach() -> ThreadState {
+    rank::assert_unlocked("detach from the interpreter");
+    // SAFETY: the calling thread is attached.
+    unsafe { PyEval_SaveThread() }
+}
+
+/// Calls `visit` with each thread state of the interpreter and whether it runs a Python frame, until `visit`
+/// answers false. The calling thread holds the GIL, which keeps the list still. `false` if walking is unsupported.
+pub(super) fn for_each_state(mut visit: impl FnMut(ThreadState, &dyn Fn() -> bool) -> bool) -> bool {
+    let Some(walk) = symbols().walk else { return false };
+    // SAFETY: with the GIL held no thread state is created or destroyed under us, except new ones at the head.
+    let mut state = unsafe { (walk.head)(symbols().interpreter) };
+    while !state.is_null() {
+        let runs_frame = || {
+            // SAFETY: as above; the frame comes as a new reference.
+            let frame = unsafe { (walk.frame)(state) };
+            // SAFETY: dropping the reference just taken; the thread itself keeps the frame.
+            let found = !frame.is_null();
+            if found {
+                unsafe { Py_DecRef(frame) };
+            }
+            found
+        };
+        if !visit(state, &runs_frame) {
+            break;
+        }
+        // SAFETY: as above.
+        state = unsafe { (walk.next)(state) };
+    }
+    true
+}
+
+/// A pending exception, taken away while other Python code runs and put back afterwards.
+pub(super) struct PendingException([Object; 3]);
+
+impl PendingException {
+    /// Takes the pending exception, if any. The calling thread is attached.
+    pub(super) fn take() -> Self {
+        let mut parts = [ptr::null_mut(); 3];
+        let [kind, value, traceback] = &mut parts;
+        // SAFETY: attached; the three places are valid for writes.
+        unsafe { PyErr_Fetch(kind, value, traceback) };
+        PendingException(parts)
+    }
+
+    /// Puts it back. The calling thread is attached.
+    pub(super) fn restore(self) {
+        let [kind, value, traceback] = self.0;
+        // SAFETY: attached; the references are the ones taken.
+        unsafe { PyErr_Restore(kind, value, traceback) };
+    }
+}
+
+/// Calls a Python callable and returns its result as an integer; an exception is reported as unraisable and gives
+/// `None`, as does a result that is no integer. The calling thread is attached and has no pending exception.
+///
+/// # Safety
+/// `callable` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Option<i64> {
+    // SAFETY: attached, and the objects are live.
+    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
+    if flex::fork::is_forked() {
+        return None;
+    }
+    if result.is_null() {
+        // SAFETY: attached with the exception of the call pending.
+        parked(|| unsafe { PyErr_WriteUnraisable(callable) });
+        return None;
+    }
+    // SAFETY: attached; `result` is a new reference, released once.
+    unsafe {
+        let number = PyLong_AsLong(result);
+        Py_DecRef(result);
+        if PyErr_Occurred().is_null() {
+            return Some(number);
+        }
+        PyErr_Clear();
+    }
+    None
+}
+
+/// Whether the automatic collector is enabled. The calling thread is attached.
+pub(super) fn collector_enabled() -> bool {
+    // SAFETY: attached.
+    unsafe { PyGC_IsEnabled() != 0 }
+}
+
+/// Adds `item` to the list unless it is there, at its start or its end. The calling thread is attached.
+///
+/// # Safety
+/// `list` is a live list and `item` a live object.
+pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) {
+    // SAFETY: attached; items are compared by identity only, so a borrowed reference that goes stale does no harm.
+    unsafe {
+        let present = (0..PyList_Size(list)).any(|index| PyList_GetItem(list, index) == item);
+        if present {
+            return;
+        }
+        let failed = if at_start { PyList_Insert(list, 0, item) } else { PyList_Append(list, item) } != 0;
+        if failed || !PyErr_Occurred().is_null() {
+            // Out of memory, or the list shrank under us on a free-threaded build: without the entry the next
+            // collection is taken for one that did not run, which is safe.
+            PyErr_Clear();
+        }
+    }
+}

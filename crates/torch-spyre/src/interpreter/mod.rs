@@ -1,0 +1,236 @@
+//! CPython as the gate's [`Reclaimer`].
+
+mod ffi;
+mod observer;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flex::Unlocked;
+use flex::fork::is_forked;
+use flex::gate::{Collected, Entry, Gate, Generation, PolicySettings, Reclaimer, ThreadToken};
+use flex::pressure::collecting::{self, CollectionKind, GateCollection};
+use flex::pressure::{Hints, SkipReason};
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use ffi::{PendingException, ThreadState};
+use observer::Observer;
+
+/// How often a thread that is held at exit looks whether finalization has begun.
+const EXIT_POLL: Duration = Duration::from_millis(1);
+
+/// The interpreter that loaded this module, and its collector as it was at import: users patch `gc.collect`.
+struct PythonReclaimer {
+    collect: Py<PyAny>,
+    young: Py<PyAny>,
+    full: Py<PyAny>,
+    hints: Py<PyAny>,
+    observer: Observer,
+    /// Other threads run while this one is attached; their states cannot be walked.
+    free_threaded: bool,
+}
+
+/// Makes the gate of this interpreter.
+pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc<Gate>> {
+    ffi::resolve().map_err(PyImportError::new_err)?;
+    let hints = PyModule::from_code(py, HINTS_SOURCE, c"hints.py", c"torch_spyre._hints")?;
+    let reclaimer = PythonReclaimer {
+        collect: py.import("gc")?.getattr("collect")?.unbind(),
+        young: (1,).into_pyobject(py)?.into_any().unbind(),
+        full: (2,).into_pyobject(py)?.into_any().unbind(),
+        hints: hints.getattr("hints")?.unbind(),
+        observer: Observer::install(py)?,
+        free_threaded: is_free_threaded(py)?,
+    };
+    let gate = Gate::new(Arc::new(reclaimer), settings);
+    observer::notify(&gate);
+    Ok(gate)
+}
+
+const HINTS_SOURCE: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!("hints.py"), "\0").as_bytes()) {
+    Ok(source) => source,
+    Err(_) => panic!("hints.py has no NUL"),
+};
+
+fn is_free_threaded(py: Python<'_>) -> PyResult<bool> {
+    let enabled = match py.import("sys")?.getattr("_is_gil_enabled") {
+        Ok(is_enabled) => is_enabled.call0()?.extract()?,
+        Err(_) => true,
+    };
+    Ok(!enabled)
+}
+
+/// Whether the calling thread is attached, whatever PyO3 believes.
+pub(crate) fn is_attached() -> bool {
+    !ffi::attached_state().is_null()
+}
+
+/// Whether the interpreter is shutting down.
+pub(crate) fn is_finalizing() -> bool {
+    ffi::is_finalizing()
+}
+
+fn token(state: ThreadState) -> ThreadToken {
+    ThreadToken(state as usize)
+}
+
+impl Reclaimer for PythonReclaimer {
+    fn entry(&self) -> Entry {
+        let attached = ffi::attached_state();
+        let own = if attached.is_null() { ffi::own_state() } else { attached };
+        let unavailable = if ffi::is_finalizing() {
+            Some(SkipReason::Finalizing)
+        } else if !own.is_null() && !ffi::is_ours(own) {
+            Some(SkipReason::Interpreter)
+        } else {
+            None
+        };
+        Entry {
+            attached: !attached.is_null(),
+            thread: token(own),
+            // SAFETY: names the calling thread; no precondition. Python uses the same number.
+            thread_ident: unsafe { libc::pthread_self() } as u64,
+            in_collection: collecting::kind() == Some(CollectionKind::Foreign),
+            unavailable,
+        }
+    }
+
+    fn collect(&self, _proof: &Unlocked<'_>, generation: Generation) -> Collected {
+        let pending = PendingException::take();
+        self.observer.ensure_installed();
+        let (starts, stops) = observer::seen_here();
+        let arguments = match generation {
+            Generation::Young => &self.young,
+            Generation::Full => &self.full,
+        };
+        let began = Instant::now();
+        let mark = GateCollection::begin();
+        // SAFETY: attached; both objects are kept alive by `self`.
+        let objects = unsafe { ffi::call_for_integer(self.collect.as_ptr(), arguments.as_ptr()) };
+        drop(mark);
+        let elapsed = began.elapsed();
+        if is_forked() {
+            return Collected { ran: false, objects: 0, elapsed };
+        }
+        pending.restore();
+        let (starts_now, stops_now) = observer::seen_here();
+        let ran = starts_now > starts && stops_now > stops;
+        Collected { ran, objects: objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0), elapsed }
+    }
+
+    fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
+        ffi::collector_enabled()
+    }
+
+    fn hints(&self, _proof: &Unlocked<'_>, thread_ident: u64) -> Hints {
+        let pending = PendingException::take();
+        // SAFETY: the reclaimer's contract: the calling thread is attached.
+        let py = unsafe { Python::assume_attached() };
+        let bits = match (thread_ident,).into_pyobject(py) {
+            // SAFETY: attached; both objects are live.
+            Ok(arguments) => unsafe { ffi::call_for_integer(self.hints.as_ptr(), arguments.as_ptr()) },
+            Err(_) => None,
+        };
+        if !is_forked() {
+            pending.restore();
+        }
+        let bits = bits.unwrap_or(0);
+        Hints { frozen_objects: bits & 1 != 0, live_traceback: bits & 2 != 0 }
+    }
+
+    fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {
+        struct Attach(ThreadState);
+        impl Drop for Attach {
+            fn drop(&mut self) {
+                ffi::attach(self.0);
+            }
+        }
+        let _attach = Attach(ffi::detach());
+        body();
+    }
+
+    fn attached(&self, _proof: &Unlocked<'_>, thread: ThreadToken, body: &mut dyn FnMut()) {
+        struct Detach;
+        impl Drop for Detach {
+            fn drop(&mut self) {
+                ffi::detach();
+            }
+        }
+        ffi::attach(thread.0 as ThreadState);
+        let _detach = Detach;
+        body();
+    }
+
+    fn new_thread(&self, _proof: &Unlocked<'_>) -> ThreadToken {
+        token(ffi::new_state())
+    }
+
+    fn is_alone(
+        &self,
+        _proof: &Unlocked<'_>,
+        requester: ThreadToken,
+        ignore: &dyn Fn(ThreadToken) -> bool,
+    ) -> bool {
+        if self.free_threaded || requester.0 == 0 {
+            return false;
+        }
+        let mut alone = true;
+        // A state that runs no frame is a parked worker of autograd's: it cannot hold the interpreter.
+        let walked = ffi::for_each_state(|state, runs_frame| {
+            let state = token(state);
+            alone = state == requester || ignore(state) || !runs_frame();
+            alone
+        });
+        walked && alone
+    }
+
+    fn has_other_threads(&self, _proof: &Unlocked<'_>, ignore: &dyn Fn(ThreadToken) -> bool) -> bool {
+        if self.free_threaded {
+            return true;
+        }
+        let me = token(ffi::own_state());
+        let mut others = false;
+        let walked = ffi::for_each_state(|state, _| {
+            let state = token(state);
+            others = state != me && !ignore(state);
+            !others
+        });
+        others || !walked
+    }
+
+    fn is_finalizing(&self) -> bool {
+        ffi::is_finalizing()
+    }
+
+    fn young_is_cheap(&self) -> bool {
+        !self.free_threaded
+    }
+
+    fn collections_stopped(&self) -> u64 {
+        observer::stops()
+    }
+
+    /// By the time `atexit` runs every thread but daemons has been joined. A detached daemon that returned to torch
+    /// now would wait for the interpreter in a destructor that must not unwind, and end the process.
+    fn hold_at_exit(&self, entry: &Entry, deadline: Instant) {
+        // SAFETY: both calls have no precondition.
+        let is_main = unsafe { libc::gettid() == libc::getpid() };
+        if entry.attached || entry.thread.0 == 0 || is_main || is_forked() {
+            return;
+        }
+        while Instant::now() < deadline {
+            if ffi::is_finalizing() {
+                ffi::park_for_ever();
+            }
+            thread::sleep(EXIT_POLL);
+        }
+    }
+
+    fn end_forked_child(&self) -> ! {
+        // SAFETY: ends the process without destructors, which would wait for threads that are gone.
+        unsafe { libc::_exit(0) }
+    }
+}

@@ -1,0 +1,94 @@
+//! Our entries in `gc.callbacks`: what is known about collections, ours and others'.
+//!
+//! A collection of ours really ran if both its start and its stop were seen *on the thread that asked, during the
+//! call*; `gc.collect()` returns 0 at once while another thread collects, and `gc.get_stats()` also counts that
+//! one. Two entries, the first and the last of the list, bracket the callbacks of others, so that an allocation in
+//! one of those is seen to be inside a collection.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use flex::gate::Gate;
+use flex::pressure::collecting;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::ffi;
+
+thread_local! {
+    static STARTS: Cell<u64> = const { Cell::new(0) };
+    static STOPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Stops seen on any thread.
+static ALL_STOPS: AtomicU64 = AtomicU64::new(0);
+
+/// Woken when a collection stops.
+static GATE: OnceLock<Weak<Gate>> = OnceLock::new();
+
+/// The entries and the list they belong to.
+pub(super) struct Observer {
+    callbacks: Py<PyAny>,
+    first: Py<PyAny>,
+    last: Py<PyAny>,
+}
+
+impl Observer {
+    /// Makes the entries and puts them into `gc.callbacks`.
+    pub(super) fn install(py: Python<'_>) -> PyResult<Self> {
+        let callbacks = py.import("gc")?.getattr("callbacks")?.cast_into::<PyList>()?;
+        let observer = Observer {
+            callbacks: callbacks.into_any().unbind(),
+            first: wrap_pyfunction!(collection_starts, py)?.into_any().unbind(),
+            last: wrap_pyfunction!(collection_stops, py)?.into_any().unbind(),
+        };
+        observer.ensure_installed();
+        Ok(observer)
+    }
+
+    /// Puts entries back that someone removed. The calling thread is attached.
+    pub(super) fn ensure_installed(&self) {
+        // SAFETY: the three objects are kept alive by `self`; the list is the one the collector reads.
+        unsafe {
+            ffi::ensure_in_list(self.callbacks.as_ptr(), self.first.as_ptr(), true);
+            ffi::ensure_in_list(self.callbacks.as_ptr(), self.last.as_ptr(), false);
+        }
+    }
+}
+
+/// Whom to wake when a collection stops.
+pub(super) fn notify(gate: &Arc<Gate>) {
+    let _ = GATE.set(Arc::downgrade(gate));
+}
+
+/// Starts and stops seen on the calling thread so far.
+pub(super) fn seen_here() -> (u64, u64) {
+    (STARTS.get(), STOPS.get())
+}
+
+/// Stops seen on any thread so far.
+pub(super) fn stops() -> u64 {
+    ALL_STOPS.load(Ordering::SeqCst)
+}
+
+#[pyfunction]
+fn collection_starts(phase: &str, _info: &Bound<'_, PyAny>) {
+    if phase == "start" {
+        STARTS.set(STARTS.get() + 1);
+        collecting::mark_foreign(true);
+    }
+}
+
+#[pyfunction]
+fn collection_stops(phase: &str, _info: &Bound<'_, PyAny>) {
+    if phase == "stop" {
+        STOPS.set(STOPS.get() + 1);
+        collecting::mark_foreign(false);
+        ALL_STOPS.fetch_add(1, Ordering::SeqCst);
+        if let Some(gate) = GATE.get().and_then(Weak::upgrade) {
+            gate.collection_stopped();
+        }
+    }
+}
