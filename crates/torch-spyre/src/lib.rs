@@ -18,16 +18,16 @@ mod message;
 mod runtime;
 mod torch_abi;
 
-use pyo3::prelude::*;
-
 /// The torch minor this binary is bound to, findable in the file before it is loaded.
 #[used]
 static BUILT_FOR_TORCH_MARKER: &[u8] =
     concat!("TORCH_SPYRE_BUILT_FOR_TORCH=", env!("TORCH_SPYRE_BUILT_FOR_TORCH"), ";").as_bytes();
 
 /// The extension module.
-#[pymodule(gil_used = false)]
+#[pyo3::pymodule(gil_used = false)]
 mod _C {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::bindings::device::{
         configuration, current_device, device_count, device_properties, initialize, is_in_bad_fork, set_device,
@@ -50,6 +50,8 @@ mod _C {
     /// For tests only.
     #[pymodule]
     mod testing {
+        use pyo3::prelude::*;
+
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, hold_mutex, join_native_attached, validate,
@@ -59,13 +61,16 @@ mod _C {
     /// The allocator core.
     #[pymodule]
     mod flex {
+        use pyo3::prelude::*;
+        use pyo3::types::PyModule;
+
         #[pymodule_export]
         use crate::bindings::flex_core::{
             Allocation, AllocationDirective, FlexAllocator, MemoryType, PlacementPolicy, PressureRequest, Topology,
         };
 
         #[pymodule_init]
-        fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
             crate::bindings::flex_core::add_exceptions(module)
         }
     }

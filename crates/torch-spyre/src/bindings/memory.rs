@@ -12,8 +12,13 @@ use crate::torch_abi;
 #[pyfunction]
 pub(crate) fn memory_stats(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let statistics = device(index)?.allocator.statistics().map_err(runtime_error)?;
+    statistics_dict(py, &statistics)
+}
+
+/// Statistics under the keys of `torch.cuda.memory_stats`.
+pub(super) fn statistics_dict<'py>(py: Python<'py>, statistics: &Statistics) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    for (name, stat) in stats(&statistics) {
+    for (name, stat) in stats(statistics) {
         for (field, value) in
             [("current", stat.current), ("peak", stat.peak), ("allocated", stat.allocated), ("freed", stat.freed)]
         {

@@ -68,6 +68,15 @@ pub(crate) fn is_attached() -> bool {
     !ffi::attached_state().is_null()
 }
 
+/// Runs `body` if the calling thread is attached; a detached one must not attach in the middle of an allocation.
+pub(crate) fn while_attached<R>(_proof: &Unlocked<'_>, body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    if !is_attached() {
+        return None;
+    }
+    // SAFETY: just asked of CPython itself.
+    Some(ffi::parked(|| body(unsafe { Python::assume_attached() })))
+}
+
 /// Whether the interpreter is shutting down.
 pub(crate) fn is_finalizing() -> bool {
     ffi::is_finalizing()
