@@ -43,7 +43,7 @@ impl Arena {
         let mut leaving = SmallVec::new();
         for (slot, region) in (0_u16..).map(RegionSlot).zip(&mut self.regions) {
             let Some(region_id) = region.present_id() else { continue };
-            if region.occupied_blocks == 0 {
+            if region.occupied_blocks == 0 && region.held_blocks == 0 {
                 region.close(&mut self.blocks, region_id);
                 leaving.push((slot, region_id));
             }
@@ -76,7 +76,7 @@ impl Arena {
         })
     }
 
-    /// How many free blocks the acquired regions have: the room [`Arena::free_spans`] needs.
+    /// How many free blocks the acquired regions have: the room [`Arena::free_spans`] needs, unless some are held.
     pub(crate) fn free_block_count(&self) -> usize {
         self.regions.iter().map(|region| region.free_blocks as usize).sum()
     }
@@ -84,7 +84,8 @@ impl Arena {
     /// Lists the free blocks of all acquired regions: region, offset in bytes, length in bytes. Allocates nothing:
     /// returns false when the list is full before all are in it.
     ///
-    /// Valid only until the mutex is released.
+    /// For looking only: once the mutex is released a span may be allocated. To drop the pages of free blocks, hold
+    /// them: [`Arena::hold_free_spans`].
     pub(crate) fn free_spans(&self, out: &mut Vec<(RegionId, u64, u64)>) -> bool {
         for region in &self.regions {
             let Some(region_id) = region.present_id() else { continue };

@@ -2,7 +2,7 @@
 //!
 //! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
 //! split and coalesce, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
-//! answered, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
+//! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
 //!
 //! Purely single-threaded: the allocator mutex protects all of it. The arena never calls the device; a region it
 //! lacks is marked and left to the caller to acquire outside the mutex.
@@ -19,6 +19,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod region;
 pub(crate) mod request;
 pub(crate) mod snapshot;
+pub(crate) mod trim;
 pub(crate) mod validate;
 
 #[cfg(test)]
@@ -170,13 +171,18 @@ impl Arena {
                 continue;
             }
             let (free_units, largest_units) = match region.phase {
-                Phase::Present(_) => (region.free_units, region.bins.largest_units(&self.blocks)),
+                Phase::Present(_) => (region.free_units, self.largest_free_units(region)),
                 _ => (region.usable_units, region.usable_units),
             };
             figures.free_bytes += bytes_of(free_units);
             figures.largest_free_bytes = figures.largest_free_bytes.max(bytes_of(largest_units));
         }
         figures
+    }
+
+    fn largest_free_units(&self, region: &Region) -> u32 {
+        let binned = region.bins.largest_units(&self.blocks);
+        if region.held_blocks == 0 { binned } else { binned.max(self.largest_held_units(region)) }
     }
 
     /// Whether an empty device could serve the request within the limit.
@@ -283,7 +289,8 @@ impl Arena {
             return Unplaced::NeedsRegion(slot);
         }
         let busy = self.regions.iter().any(|region| {
-            matches!(region.phase, Phase::Acquiring | Phase::Releasing(_)) && wanted.suits(region)
+            let changing = matches!(region.phase, Phase::Acquiring | Phase::Releasing(_));
+            wanted.suits(region) && (changing || region.held_blocks > 0)
         });
         if busy { Unplaced::RegionBusy } else { Unplaced::Exhausted }
     }
