@@ -41,7 +41,7 @@ impl Arena {
     /// Takes all wholly free regions out of use, for the caller to give back to the device.
     pub(crate) fn start_release_of_free_regions(&mut self) -> SmallVec<[(RegionSlot, RegionId); 8]> {
         let mut leaving = SmallVec::new();
-        for (slot, region) in (0_u16..).map(RegionSlot).zip(&mut self.regions) {
+        for (region, slot) in self.regions.iter_mut().zip((0_u16..).map(RegionSlot)) {
             let Some(region_id) = region.present_id() else { continue };
             if region.occupied_blocks == 0 && region.held_blocks == 0 {
                 region.close(&mut self.blocks, region_id);

@@ -317,7 +317,7 @@ impl Arena {
     }
 
     fn slots(&self) -> impl Iterator<Item = (RegionSlot, &Region)> {
-        (0_u16..).map(RegionSlot).zip(&self.regions)
+        self.regions.iter().zip(0_u16..).map(|(region, slot)| (RegionSlot(slot), region))
     }
 
     fn region_mut(&mut self, slot: RegionSlot) -> &mut Region {

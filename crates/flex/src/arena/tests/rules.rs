@@ -459,6 +459,18 @@ fn held_blocks_are_free_but_not_to_be_had() {
 }
 
 #[test]
+fn as_many_regions_as_a_topology_may_have() {
+    let mut arena = tensor_arena(&[128; crate::topology::MAX_REGIONS], RegionOrder::MostFree);
+    for slot in 0..crate::topology::MAX_REGIONS as u64 {
+        let request = arena.check(128, &AllocationDirective::default()).unwrap();
+        let Err(Unplaced::NeedsRegion(needed)) = arena.place(&request) else { panic!("region {slot}") };
+        arena.region_acquired(needed, RegionId(slot));
+        assert_eq!(place_of(&arena.place(&request).unwrap()[0].chunk), (slot, 0));
+    }
+    assert_eq!(tensor(&mut arena, 1).unwrap_err(), Unplaced::Exhausted);
+}
+
+#[test]
 fn the_largest_region_works_to_its_last_unit() {
     let mut arena = tensor_arena(&[crate::topology::MAX_REGION_BYTES], RegionOrder::MostFree);
     let (handle, chunk) = tensor(&mut arena, crate::topology::MAX_REGION_BYTES).unwrap();
