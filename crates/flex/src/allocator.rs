@@ -212,9 +212,12 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Device`] if the device refuses, [`FlexError::Forked`] in a forked child.
     pub fn empty_cache(&self) -> Result<u64, FlexError> {
-        let before = self.statistics()?.reserved_bytes.current;
-        self.lock()?.release_free_regions()?;
-        Ok(before.saturating_sub(self.statistics()?.reserved_bytes.current))
+        let mut guard = self.lock()?;
+        let mut returned = 0;
+        if self.device().can_release_regions() {
+            returned += guard.release_free_regions()?;
+        }
+        Ok(returned + guard.trim_free_blocks()?)
     }
 
     /// Checks every invariant of the allocator.

@@ -229,3 +229,73 @@ impl fmt::Display for OutOfMemory {
 }
 
 impl std::error::Error for OutOfMemory {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn out_of_memory(possible: bool) -> FlexError {
+        FlexError::from(Box::new(OutOfMemory {
+            requested_bytes: 2048,
+            capacity_bytes: 8192,
+            free_bytes: 1500,
+            largest_free_bytes: 1024,
+            largest_region_bytes: 1792,
+            domains: Domains::from_slice(&[DomainId(0), DomainId(2)]),
+            memory_type: MemoryType::Tensor,
+            possible,
+            reclaim: ReclaimReport::default(),
+        }))
+    }
+
+    #[test]
+    fn out_of_memory_names_every_figure() {
+        assert_eq!(
+            out_of_memory(true).to_string(),
+            "out of memory: 2048 bytes of tensor memory requested in domain(s) 0, 2; \
+             1500 of 8192 bytes are free, the largest free block has 1024"
+        );
+        assert!(
+            out_of_memory(false)
+                .to_string()
+                .ends_with("; even an empty device could not serve it, its largest region has 1792 bytes")
+        );
+    }
+
+    #[test]
+    fn messages_name_the_value_and_what_was_expected() {
+        let texts = [
+            (
+                FlexError::InvalidSize { requested_bytes: 0, chunk_count: 1 }.to_string(),
+                "cannot allocate 0 bytes over 1 chunk(s); expected at least 1 byte and a rounded total below 2^64",
+            ),
+            (
+                FlexError::UnknownDomain { domain: DomainId(4), domain_count: 2 }.to_string(),
+                "domain 4 does not exist; expected one of the 2 domains numbered from 0",
+            ),
+            (
+                FlexError::from(PlacementError::TooFewDomains { domain_count: 1 }).to_string(),
+                "invalid placement: interleaving over 1 domain(s); expected at least 2",
+            ),
+            (
+                FlexError::from(RegionSetupError::Refused {
+                    size_bytes: 4096,
+                    domain: DomainId(1),
+                    memory_type: MemoryType::Program,
+                    source: DeviceError::Injected { operation: "acquire_region", nth: 3 },
+                })
+                .to_string(),
+                "region setup: the device refused a program region of 4096 bytes in domain 1: \
+                 acquire_region call 3 was made to fail",
+            ),
+        ];
+        for (text, expected) in texts {
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn errors_stay_small() {
+        assert!(size_of::<FlexError>() <= 80, "{}", size_of::<FlexError>());
+    }
+}

@@ -26,7 +26,7 @@
 //! and summed over the acquired tensor regions:
 //!
 //! ```text
-//! allocated_bytes + free bytes == reserved_bytes <= capacity_bytes
+//! allocated_bytes + free bytes of those regions == reserved_bytes <= capacity_bytes
 //! ```
 
 pub mod address;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, Chunks, RegionSlot, Request, Unplaced};
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
-use crate::lock::AllocatorGuard;
+use crate::arena::trim::{HeldSpan, TrimCursor};
+use crate::lock::{AllocatorGuard, Unlocked};
 
 /// How long a request waits for a region that another thread is acquiring or releasing.
 const REGION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -78,19 +79,70 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Gives wholly free regions back to a device that can take them.
-    pub(crate) fn release_free_regions(&mut self) -> Result<(), FlexError> {
+    /// Gives wholly free regions back to a device that can take them; returns their bytes.
+    pub(crate) fn release_free_regions(&mut self) -> Result<u64, FlexError> {
         let device = &self.shared().device;
         let leaving = self.state()?.arena.start_release_of_free_regions();
-        let mut result = Ok(());
+        let (mut returned_bytes, mut result) = (0, Ok(()));
         for (slot, region) in leaving {
+            let (size_bytes, ..) = self.state()?.arena.region_to_acquire(slot);
             let change = RegionChange { guard: self, undo: |arena| arena.region_kept(slot), done: false };
             match change.guard.unlocked(|_| device.release_region(region))? {
                 Ok(()) => change.finish(|arena| arena.region_released(slot))?,
-                Err(error) => result = Err(FlexError::Device(error)),
+                Err(error) => {
+                    result = Err(FlexError::Device(error));
+                    continue;
+                }
+            }
+            returned_bytes += size_bytes;
+        }
+        result.map(|()| returned_bytes)
+    }
+}
+
+/// At most this many free blocks are held from other requests while the device drops their pages.
+const TRIM_BATCH: usize = 64;
+
+/// Blocks smaller than a page have no page to give back.
+const TRIM_MINIMUM_BYTES: u64 = 4096;
+
+impl AllocatorGuard<'_> {
+    /// Has the device drop the pages of free blocks; returns the bytes in them.
+    pub(crate) fn trim_free_blocks(&mut self) -> Result<u64, Forked> {
+        let device = &self.shared().device;
+        let mut cursor = TrimCursor::default();
+        let mut spans = Vec::with_capacity(TRIM_BATCH);
+        let mut trimmed_bytes = 0;
+        loop {
+            self.state()?.arena.hold_free_spans(&mut cursor, TRIM_MINIMUM_BYTES, &mut spans);
+            if spans.is_empty() {
+                return Ok(trimmed_bytes);
+            }
+            let held = HeldSpans { guard: self, spans: &mut spans };
+            for span in held.spans.iter() {
+                let trim = |_: &Unlocked<'_>| device.trim(span.region_id, span.offset_bytes, span.size_bytes);
+                held.guard.unlocked(trim)?;
+                trimmed_bytes += span.size_bytes;
             }
         }
-        result
+    }
+}
+
+/// Free blocks out of everybody's reach, returned when dropped.
+struct HeldSpans<'g, 'a> {
+    guard: &'g mut AllocatorGuard<'a>,
+    spans: &'g mut Vec<HeldSpan>,
+}
+
+impl Drop for HeldSpans<'_, '_> {
+    fn drop(&mut self) {
+        let shared = self.guard.shared();
+        let Ok(state) = self.guard.state() else { return };
+        for span in self.spans.drain(..) {
+            state.arena.return_held_span(span);
+        }
+        shared.serve(state);
+        shared.region_changed.notify_all();
     }
 }
 

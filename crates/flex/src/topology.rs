@@ -10,8 +10,8 @@ use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
 /// Offsets and sizes in a region are 32-bit counts of units: a region has just under 512 GiB at most.
 pub const MAX_REGION_BYTES: u64 = u32::MAX as u64 * ALIGNMENT_BYTES;
 
-/// The most regions a topology may have: a block names its region in 16 bits.
-pub const MAX_REGIONS: usize = u16::MAX as usize;
+/// The most regions a topology may have. Devices have handles for about sixteen; a search looks at every region.
+pub const MAX_REGIONS: usize = 4096;
 
 /// Regions of the hardware, by default.
 pub const SPYRE_REGIONS: u32 = 7;
@@ -273,7 +273,7 @@ mod tests {
         );
         assert_eq!(
             setup_error(Topology::custom(vec![region(128); MAX_REGIONS + 1])),
-            RegionSetupError::TooManyRegions { region_count: 65536, max_regions: 65535 }
+            RegionSetupError::TooManyRegions { region_count: 4097, max_regions: 4096 }
         );
     }
 }

@@ -50,8 +50,6 @@ mod _C {
     /// For tests only.
     #[pymodule]
     mod testing {
-        use pyo3::prelude::*;
-
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, hold_mutex, join_native_attached, validate,

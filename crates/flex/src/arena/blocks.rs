@@ -48,6 +48,8 @@ pub(crate) enum NodeState {
     Spare,
     /// A free block, in the bins of its region.
     Free,
+    /// A free block taken out of the bins for a moment, while the device drops its pages.
+    Held,
     /// An allocated block.
     Occupied,
 }

@@ -11,7 +11,7 @@
 use smallvec::SmallVec;
 
 use super::region::Phase;
-use super::{Arena, Region, RegionSlot, bytes_of};
+use super::{Arena, Region, RegionSlot};
 use crate::directive::MemoryType;
 use crate::units::{DomainId, RegionId};
 
@@ -41,9 +41,9 @@ impl Arena {
     /// Takes all wholly free regions out of use, for the caller to give back to the device.
     pub(crate) fn start_release_of_free_regions(&mut self) -> SmallVec<[(RegionSlot, RegionId); 8]> {
         let mut leaving = SmallVec::new();
-        for (slot, region) in (0_u16..).map(RegionSlot).zip(&mut self.regions) {
+        for (region, slot) in self.regions.iter_mut().zip((0_u16..).map(RegionSlot)) {
             let Some(region_id) = region.present_id() else { continue };
-            if region.occupied_blocks == 0 {
+            if region.occupied_blocks == 0 && region.held_blocks == 0 {
                 region.close(&mut self.blocks, region_id);
                 leaving.push((slot, region_id));
             }
@@ -80,28 +80,6 @@ impl Arena {
     pub(crate) fn present_regions(&self) -> SmallVec<[(RegionId, u64); 8]> {
         let present = self.regions.iter().filter_map(|region| Some((region.present_id()?, region.usable_bytes())));
         present.collect()
-    }
-
-    /// How many free blocks the acquired regions have: the room [`Arena::free_spans`] needs.
-    pub(crate) fn free_block_count(&self) -> usize {
-        self.regions.iter().map(|region| region.free_blocks as usize).sum()
-    }
-
-    /// Lists the free blocks of all acquired regions: region, offset in bytes, length in bytes. Allocates nothing:
-    /// returns false when the list is full before all are in it.
-    ///
-    /// Valid only until the mutex is released.
-    pub(crate) fn free_spans(&self, out: &mut Vec<(RegionId, u64, u64)>) -> bool {
-        for region in &self.regions {
-            let Some(region_id) = region.present_id() else { continue };
-            for (_, node) in self.blocks_of(region).filter(|(_, node)| node.is_free()) {
-                if out.len() == out.capacity() {
-                    return false;
-                }
-                out.push((region_id, bytes_of(node.offset_units), bytes_of(node.size_units)));
-            }
-        }
-        true
     }
 
     pub(super) fn region(&self, slot: RegionSlot) -> &Region {

@@ -2,7 +2,7 @@
 //!
 //! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
 //! split and coalesce, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
-//! answered, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
+//! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
 //!
 //! Purely single-threaded: the allocator mutex protects all of it. The arena never calls the device; a region it
 //! lacks is marked and left to the caller to acquire outside the mutex.
@@ -19,6 +19,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod region;
 pub(crate) mod request;
 pub(crate) mod snapshot;
+pub(crate) mod trim;
 pub(crate) mod validate;
 
 #[cfg(test)]
@@ -83,11 +84,6 @@ impl Arena {
     /// Checks a size and a directive. See [`Request::new`], which needs no mutex.
     pub(crate) fn check(&self, bytes: u64, directive: &AllocationDirective) -> Result<Request, FlexError> {
         Request::new(bytes, directive, self.domain_count)
-    }
-
-    /// How many domains the device has.
-    pub(crate) fn domain_count(&self) -> u32 {
-        self.domain_count
     }
 
     /// Places all chunks of a request or none.
@@ -170,13 +166,18 @@ impl Arena {
                 continue;
             }
             let (free_units, largest_units) = match region.phase {
-                Phase::Present(_) => (region.free_units, region.bins.largest_units(&self.blocks)),
+                Phase::Present(_) => (region.free_units, self.largest_free_units(region)),
                 _ => (region.usable_units, region.usable_units),
             };
             figures.free_bytes += bytes_of(free_units);
             figures.largest_free_bytes = figures.largest_free_bytes.max(bytes_of(largest_units));
         }
         figures
+    }
+
+    fn largest_free_units(&self, region: &Region) -> u32 {
+        let binned = region.bins.largest_units(&self.blocks);
+        if region.held_blocks == 0 { binned } else { binned.max(self.largest_held_units(region)) }
     }
 
     /// Whether an empty device could serve the request within the limit.
@@ -211,11 +212,6 @@ impl Arena {
     /// Caps the allocated tensor bytes, or lifts the cap. What is allocated already stays.
     pub(crate) fn set_limit_bytes(&mut self, limit_bytes: Option<u64>) {
         self.limit_bytes = limit_bytes;
-    }
-
-    /// The cap on allocated tensor bytes.
-    pub(crate) fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
     }
 
     fn limit_left_bytes(&self, memory_type: MemoryType) -> u64 {
@@ -283,7 +279,8 @@ impl Arena {
             return Unplaced::NeedsRegion(slot);
         }
         let busy = self.regions.iter().any(|region| {
-            matches!(region.phase, Phase::Acquiring | Phase::Releasing(_)) && wanted.suits(region)
+            let changing = matches!(region.phase, Phase::Acquiring | Phase::Releasing(_));
+            wanted.suits(region) && (changing || region.held_blocks > 0)
         });
         if busy { Unplaced::RegionBusy } else { Unplaced::Exhausted }
     }
@@ -310,7 +307,7 @@ impl Arena {
     }
 
     fn slots(&self) -> impl Iterator<Item = (RegionSlot, &Region)> {
-        (0_u16..).map(RegionSlot).zip(&self.regions)
+        self.regions.iter().zip(0_u16..).map(|(region, slot)| (RegionSlot(slot), region))
     }
 
     fn region_mut(&mut self, slot: RegionSlot) -> &mut Region {

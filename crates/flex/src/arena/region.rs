@@ -3,7 +3,8 @@
 //! Blocks tile an acquired region and no two free ones touch. The block at offset 0 keeps its node for as long as
 //! the region is acquired: splits give the upper part a new node, and coalescing keeps the lower node.
 //!
-//! `free_units + sum(occupied) == usable_units` while acquired. Protected by the allocator mutex.
+//! `free_units + sum(occupied) == usable_units` while acquired; held blocks (see [`super::trim`]) count as free.
+//! Protected by the allocator mutex.
 
 use super::bins::Bins;
 use super::blocks::{Blocks, NIL, Node, NodeState};
@@ -60,6 +61,8 @@ pub(crate) struct Region {
     pub(crate) first: u32,
     pub(crate) free_units: u32,
     pub(crate) free_blocks: u32,
+    /// Those of the free blocks that are held.
+    pub(crate) held_blocks: u32,
     pub(crate) occupied_blocks: u32,
     pub(crate) bins: Bins,
 }
@@ -77,6 +80,7 @@ impl Region {
             first: NIL,
             free_units: 0,
             free_blocks: 0,
+            held_blocks: 0,
             occupied_blocks: 0,
             bins: Bins::new(),
         }
@@ -118,7 +122,7 @@ impl Region {
 
     /// Ends the blocks of a wholly free region, to give it back.
     pub(crate) fn close(&mut self, blocks: &mut Blocks, region_id: RegionId) {
-        debug_assert_eq!((self.occupied_blocks, self.free_blocks), (0, 1));
+        debug_assert_eq!((self.occupied_blocks, self.free_blocks, self.held_blocks), (0, 1, 0));
         self.phase = Phase::Releasing(region_id);
         self.bins.unlink(blocks, self.first);
         blocks.put(self.first);
@@ -145,10 +149,15 @@ impl Region {
     /// Frees an occupied block, makes its handles stale and coalesces it with its neighbours.
     pub(crate) fn give_back(&mut self, blocks: &mut Blocks, index: u32) {
         blocks.retire(index);
-        let node = *blocks.node(index);
-        debug_assert_eq!(node.state, NodeState::Occupied);
-        self.free_units += node.size_units;
+        debug_assert_eq!(blocks.node(index).state, NodeState::Occupied);
+        self.free_units += blocks.node(index).size_units;
         self.occupied_blocks -= 1;
+        self.settle(blocks, index);
+    }
+
+    /// Puts a block that is in no bin among the free ones, coalesced with its neighbours.
+    pub(crate) fn settle(&mut self, blocks: &mut Blocks, index: u32) {
+        let node = *blocks.node(index);
         if blocks.node(node.next).state == NodeState::Free {
             self.absorb_next(blocks, index);
         }

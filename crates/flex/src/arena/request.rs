@@ -126,7 +126,8 @@ pub(crate) enum Unplaced {
     Impossible,
     /// The caller acquires this region outside the mutex, reports the outcome, and asks again.
     NeedsRegion(RegionSlot),
-    /// A region that could serve is being acquired or released by another thread.
+    /// A region that could serve is being acquired or released by another thread, or blocks of it are held to drop
+    /// their pages: worth another look when that is over.
     RegionBusy,
 }
 

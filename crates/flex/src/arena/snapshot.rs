@@ -37,7 +37,7 @@ pub struct BlockSnapshot {
 }
 
 impl Node {
-    /// Whether the block is free.
+    /// Whether the block is free, and in the bins.
     pub(crate) fn is_free(&self) -> bool {
         self.state == NodeState::Free
     }

@@ -38,6 +38,7 @@ struct Tally {
     occupied_blocks: u64,
     free_units: u64,
     free_blocks: u64,
+    held_blocks: u64,
 }
 
 impl Arena {
@@ -82,6 +83,7 @@ impl Arena {
         let tally = self.validate_tiling(slot, region, uses)?;
         check_eq!(u64::from(region.free_units), tally.free_units, "free units of {slot:?}");
         check_eq!(u64::from(region.free_blocks), tally.free_blocks, "free blocks of {slot:?}");
+        check_eq!(u64::from(region.held_blocks), tally.held_blocks, "held blocks of {slot:?}");
         check_eq!(u64::from(region.occupied_blocks), tally.occupied_blocks, "occupied blocks of {slot:?}");
         self.validate_bins(slot, region)?;
         let usable_units = if region.present_id().is_some() { region.usable_units } else { 0 };
@@ -110,6 +112,12 @@ impl Arena {
                     check_eq!(previous_free, false, "free node {index} follows a free one");
                     tally.free_units += u64::from(node.size_units);
                     tally.free_blocks += 1;
+                }
+                // Its neighbours may be free: they coalesce when it is returned.
+                NodeState::Held => {
+                    tally.free_units += u64::from(node.size_units);
+                    tally.free_blocks += 1;
+                    tally.held_blocks += 1;
                 }
                 NodeState::Occupied => {
                     check_eq!(u64::from(node.slack_bytes) <= bytes_of(1), true, "slack of node {index}");
@@ -152,7 +160,7 @@ impl Arena {
         for (bin, row_bit, _) in region.bins.bits() {
             check_eq!(row_bit, row_used[bin.row()], "row bit of {bin:?} of {slot:?}");
         }
-        check_eq!(linked, region.free_blocks, "binned blocks of {slot:?}");
+        check_eq!(linked, region.free_blocks - region.held_blocks, "binned blocks of {slot:?}");
         Ok(())
     }
 

@@ -311,6 +311,8 @@ impl Model {
     }
 
     /// All statistics, except the number of retries.
+    // Field by field: a non-exhaustive struct has no initializer outside its crate.
+    #[allow(clippy::field_reassign_with_default)]
     pub fn statistics(&self) -> Statistics {
         let everything = |_: usize, _: &Region| Some(true);
         let tensor = self.figures_where(MemoryType::Tensor, everything);

@@ -18,6 +18,8 @@ pub enum Op {
     FailNextAcquire,
     /// Give wholly free regions back; the device takes them unless told to keep them.
     ReleaseFreeRegions { device_keeps: bool },
+    /// Drop the pages of free blocks of at least this size.
+    Trim { minimum_bytes: u64 },
     /// Cap the tensor bytes, or lift the cap.
     SetLimit { limit_bytes: Option<u64> },
     /// Start peaks again.
@@ -97,6 +99,7 @@ fn op(domain_count: u32) -> impl Strategy<Value = Op> {
         2 => (0_u32..64, any::<u32>()).prop_map(|(index, generation)| Op::FreeUnknown { index, generation }),
         1 => Just(Op::FailNextAcquire),
         2 => any::<bool>().prop_map(|device_keeps| Op::ReleaseFreeRegions { device_keeps }),
+        2 => (0_u64..4_000).prop_map(|minimum_bytes| Op::Trim { minimum_bytes }),
         1 => prop::option::of(0_u64..300_000).prop_map(|limit_bytes| Op::SetLimit { limit_bytes }),
         1 => Just(Op::ResetPeak),
         1 => Just(Op::ResetAccumulated),

@@ -83,5 +83,5 @@ pub(crate) fn hold_mutex(py: Python<'_>, index: i32, milliseconds: u64) -> PyRes
             thread::sleep(Duration::from_millis(milliseconds));
         })
     })?;
-    py.detach(|| is_held.recv()).map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
+    py.detach(move || is_held.recv()).map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
 }

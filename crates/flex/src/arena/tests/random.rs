@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::common::model::{Model, Outcome};
 use super::common::op::{Ask, Op, ops, topologies};
+use crate::arena::trim::TrimCursor;
 use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSlot, Unplaced};
 use crate::error::FlexError;
 use crate::topology::Topology;
@@ -49,6 +50,7 @@ impl Run {
             }
             Op::FailNextAcquire => self.fail_next_acquire = true,
             Op::ReleaseFreeRegions { device_keeps } => self.release_free_regions(*device_keeps),
+            Op::Trim { minimum_bytes } => self.trim(*minimum_bytes),
             Op::SetLimit { limit_bytes } => {
                 self.arena.set_limit_bytes(*limit_bytes);
                 self.model.set_limit_bytes(*limit_bytes);
@@ -66,11 +68,37 @@ impl Run {
     }
 
     fn check(&self) {
-        self.arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
-        assert_eq!(self.arena.statistics(), self.model.statistics());
+        self.check_figures_agree();
         let mut spans = Vec::with_capacity(self.arena.free_block_count());
         assert!(self.arena.free_spans(&mut spans));
         assert_eq!(spans.len(), self.arena.free_block_count());
+    }
+
+    fn check_figures_agree(&self) {
+        self.arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
+        assert_eq!(self.arena.statistics(), self.model.statistics());
+    }
+
+    /// Holds all free blocks of a size, a few at a time; each is seen once, and nothing shows in the figures.
+    fn trim(&mut self, minimum_bytes: u64) {
+        let mut seen = Vec::new();
+        let mut cursor = TrimCursor::default();
+        loop {
+            let mut held = Vec::with_capacity(3);
+            self.arena.hold_free_spans(&mut cursor, minimum_bytes, &mut held);
+            self.check_figures_agree();
+            if held.is_empty() {
+                break;
+            }
+            for span in held {
+                seen.push((span.region_id, span.offset_bytes, span.size_bytes));
+                self.arena.return_held_span(span);
+            }
+        }
+        let mut spans = Vec::with_capacity(self.arena.free_block_count());
+        assert!(self.arena.free_spans(&mut spans));
+        spans.retain(|(.., size_bytes)| *size_bytes >= minimum_bytes);
+        assert_eq!(seen, spans);
     }
 
     fn allocate(&mut self, ask: &Ask) {

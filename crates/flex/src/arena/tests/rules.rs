@@ -3,6 +3,7 @@
 use crate::address::Chunk;
 use crate::arena::blocks::BlockHandle;
 use crate::arena::snapshot::{BlockSnapshot, RegionSnapshot};
+use crate::arena::trim::TrimCursor;
 use crate::arena::{Arena, Chunks, Figures, RegionOrder, RegionSlot, Request, Unplaced};
 use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
 use crate::error::FlexError;
@@ -294,6 +295,7 @@ fn a_refused_region_is_not_asked_for_again_by_the_same_request() {
     let mut small = arena.check(1, &bound(&[0])).unwrap();
     small.refused.clone_from(&request.refused);
     arena.place(&small).unwrap();
+    assert_eq!(arena.figures(&request).free_bytes, 1024 - 2 * 128);
 }
 
 #[test]
@@ -430,6 +432,42 @@ fn the_list_of_free_spans_never_grows() {
     let capacity = spans.capacity();
     assert!(!arena.free_spans(&mut spans));
     assert_eq!(spans.capacity(), capacity);
+}
+
+#[test]
+fn held_blocks_are_free_but_not_to_be_had() {
+    let mut arena = tensor_arena(&[4096], RegionOrder::MostFree);
+    let handles: Vec<_> = (0..4).map(|_| tensor(&mut arena, 1024).unwrap().0).collect();
+    arena.release(handles[1]).unwrap();
+    let mut held = Vec::with_capacity(8);
+    arena.hold_free_spans(&mut TrimCursor::default(), 0, &mut held);
+    assert_eq!((held.len(), held[0].offset_bytes, held[0].size_bytes), (1, 1024, 1024));
+    assert_eq!(tensor(&mut arena, 512).unwrap_err(), Unplaced::RegionBusy);
+    let statistics = arena.statistics();
+    assert_eq!((statistics.free_bytes, statistics.largest_free_bytes), (1024, 1024));
+    assert_eq!(arena.snapshot()[0].blocks.iter().filter(|block| block.occupied).count(), 3);
+    // Neighbours that are freed meanwhile coalesce with it when it is returned.
+    for index in [0, 2, 3] {
+        arena.release(handles[index]).unwrap();
+        arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
+    }
+    assert!(arena.start_release_of_free_regions().is_empty(), "a region with held blocks stays");
+    arena.return_held_span(held[0]);
+    arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
+    assert_eq!(arena.free_block_count(), 1);
+    tensor(&mut arena, 4096).unwrap();
+}
+
+#[test]
+fn as_many_regions_as_a_topology_may_have() {
+    let mut arena = tensor_arena(&[128; crate::topology::MAX_REGIONS], RegionOrder::MostFree);
+    for slot in 0..crate::topology::MAX_REGIONS as u64 {
+        let request = arena.check(128, &AllocationDirective::default()).unwrap();
+        let Err(Unplaced::NeedsRegion(needed)) = arena.place(&request) else { panic!("region {slot}") };
+        arena.region_acquired(needed, RegionId(slot));
+        assert_eq!(place_of(&arena.place(&request).unwrap()[0].chunk), (slot, 0));
+    }
+    assert_eq!(tensor(&mut arena, 1).unwrap_err(), Unplaced::Exhausted);
 }
 
 #[test]
