@@ -1,0 +1,51 @@
+// CPU tensors over the bytes of spyre tensors, and the way back.
+//
+// Simulated device memory is host-addressable, so a CPU kernel can work on it directly: an alias is a CPU
+// tensor with the same bytes, sizes, strides, and lazy conjugation and negation. Its storage keeps the spyre
+// storage alive.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace spyre {
+
+// For calling CPU operators on aliases: autograd and autocast have had their turn on the spyre tensors.
+struct BelowAutograd {
+    c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                             c10::autocast_dispatch_keyset};
+};
+
+// A CPU storage over the bytes of `storage`.
+c10::Storage alias_storage(const c10::Storage& storage);
+
+// The spyre storage that `storage`, made by alias_storage(), stands for; null for any other storage, and for
+// an alias that a kernel has resized.
+c10::intrusive_ptr<c10::StorageImpl> aliased_storage(const c10::Storage& storage);
+
+// A CPU tensor over the bytes of `tensor`, with the storage `storage` made by alias_storage().
+at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage);
+
+// A CPU tensor over the bytes of `tensor`, which is on spyre.
+at::Tensor cpu_alias(const at::Tensor& tensor);
+
+// cpu_alias() for a spyre tensor; any other, also an undefined one, as it is.
+at::Tensor cpu_alias_if_spyre(const at::Tensor& tensor);
+std::optional<at::Tensor> cpu_alias_if_spyre(const std::optional<at::Tensor>& tensor);
+
+// Uninitialised memory of a device whose index was checked.
+at::Tensor empty_spyre(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+                       c10::DeviceIndex device);
+
+// A spyre tensor with the layout and the values of `cpu`, in memory of its own. An undefined tensor stays
+// undefined.
+at::Tensor copy_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device);
+
+// Throws NotImplementedError, naming `operation`, unless `cpu` can become a spyre tensor: strided, not
+// quantized, not nested.
+void check_representable(const at::Tensor& cpu, const char* operation);
+
+// A spyre tensor on `storage` with the layout of the CPU tensor `like`.
+at::Tensor view_like(c10::intrusive_ptr<c10::StorageImpl> storage, const at::Tensor& like);
+
+}  // namespace spyre

@@ -1,0 +1,108 @@
+// Rejecting operators whose tensors are on different devices.
+//
+// The CPU kernels behind the fallback would compute silently with such arguments, since all memory is host
+// memory.
+#include "argument_devices.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+#include "device.h"
+
+namespace spyre {
+namespace {
+
+// Operators that take lengths on the CPU next to data on any device.
+bool takes_cpu_lengths(std::string_view name) {
+    return name == "aten::_pack_padded_sequence" || name == "aten::_ctc_loss" || name == "aten::ctc_loss";
+}
+
+[[noreturn]] void fail(c10::Device first, c10::Device second) {
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+                first, " and ", second, "!");
+}
+
+bool mixes_with_any_device(const at::Tensor& tensor) {
+    return !tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0);
+}
+
+}  // namespace
+
+ArgumentDevices::ArgumentDevices(const c10::FunctionSchema& schema)
+    : schema_(schema), elementwise_(std::string_view(schema.name()).starts_with("aten::_foreach_")) {}
+
+void ArgumentDevices::see(const c10::IValue& value, const c10::Argument& argument) {
+    if (value.isTensor()) {
+        const bool lengths = std::string_view(argument.name()).find("lengths") != std::string_view::npos;
+        if (!lengths || !takes_cpu_lengths(schema_.name())) {
+            see_tensor(value.toTensor());
+        }
+    } else if (value.isTensorList()) {
+        see_list(value);
+    } else if (value.isOptionalTensorList()) {
+        // Indices may be on the CPU whatever they index, but not on a device when they index a CPU tensor.
+        for (const std::optional<at::Tensor>& index : value.toOptionalTensorList()) {
+            if (index && !index->is_cpu()) {
+                see_tensor(*index);
+            }
+        }
+    } else if (value.isDevice()) {
+        argument_ = value.toDevice();
+        if (argument_->type() == kSpyre) {
+            argument_ = resolve_device(*argument_);
+        }
+    }
+}
+
+void ArgumentDevices::see_tensor(const at::Tensor& tensor) {
+    if (mixes_with_any_device(tensor)) {
+        return;
+    }
+    const auto device = tensor.device();
+    if (!spyre_ && device.type() == kSpyre) {
+        spyre_ = device;
+    }
+    if (!first_) {
+        first_ = device;
+    } else if (!second_ && *first_ != device) {
+        second_ = device;
+    }
+}
+
+void ArgumentDevices::see_list(const c10::IValue& list) {
+    const bool first_list = elementwise_ && list_.empty();
+    size_t position = 0;
+    for (const at::Tensor& tensor : list.toTensorList()) {
+        if (!elementwise_) {
+            see_tensor(tensor);
+            continue;
+        }
+        const auto device = tensor.device();
+        if (first_list) {
+            list_.push_back(device);
+        } else if (position < list_.size() && list_[position] != device && !mixes_with_any_device(tensor)) {
+            fail(list_[position], device);
+        }
+        ++position;
+    }
+}
+
+void ArgumentDevices::check() const {
+    if (second_) {
+        fail(*first_, *second_);
+    }
+}
+
+c10::Device ArgumentDevices::result_device() const {
+    if (argument_) {
+        return *argument_;
+    }
+    return spyre_ ? *spyre_ : c10::Device(kSpyre, current_device());
+}
+
+c10::Device ArgumentDevices::result_device(size_t position) const {
+    return position < list_.size() ? list_[position] : result_device();
+}
+
+}  // namespace spyre

@@ -1,0 +1,43 @@
+// Which devices the arguments of an operator are on, and whether they may be mixed.
+#pragma once
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+
+#include <optional>
+
+namespace spyre {
+
+// Looks at the arguments of one call in order. The rules are those of CUDA: all tensors on one device, but a
+// CPU tensor without dimensions mixes with any device, as do indices. The lists of a `_foreach_` operator are
+// compared element by element.
+class ArgumentDevices {
+  public:
+    explicit ArgumentDevices(const c10::FunctionSchema& schema);
+
+    void see(const c10::IValue& value, const c10::Argument& argument);
+
+    // Throws RuntimeError, worded as CUDA's, if tensors on different devices were seen.
+    void check() const;
+
+    // Where results belong: the device argument if there is one, else the device of the tensors.
+    c10::Device result_device() const;
+
+    // The same for the element `position` of a result that is a list.
+    c10::Device result_device(size_t position) const;
+
+  private:
+    void see_tensor(const at::Tensor& tensor);
+    void see_list(const c10::IValue& list);
+
+    const c10::FunctionSchema& schema_;
+    bool elementwise_;
+    std::optional<c10::Device> argument_;
+    std::optional<c10::Device> first_;
+    std::optional<c10::Device> second_;
+    std::optional<c10::Device> spyre_;
+    std::vector<c10::Device> list_;  // Of the first list of a `_foreach_` operator.
+};
+
+}  // namespace spyre
