@@ -74,7 +74,7 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
     return static_cast<int64_t>(fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
 }
 
-using AttentionResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t, int64_t,
+using AttentionResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt,
                                    at::Tensor, at::Tensor, at::Tensor>;
 
 AttentionResult attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -1,0 +1,19 @@
+"""What torch calls at the end of `import torch`, through the entry point group `torch.backends`.
+
+A module of its own, outside the package, because torch turns any exception here into a failing `import torch`, which
+must work whatever is wrong with this device. The error is kept and raised by the first use of the device.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def autoload() -> None:
+    """Makes the device `spyre` available. Never raises."""
+    if "torch_spyre" in sys.modules:
+        return  # The program is importing the package, which is importing torch. It goes on when torch is complete.
+    try:
+        import torch_spyre  # noqa: F401
+    except Exception:  # noqa: S110
+        pass  # Kept in torch_spyre._lifecycle, if it got that far.

@@ -1,0 +1,28 @@
+"""The PyTorch device `spyre`.
+
+Importing this package makes the device available, as `import torch` alone also does. It raises where the device cannot
+be used: ImportError without a fitting PyTorch, ValueError for an invalid configuration.
+
+The API is `torch.spyre`, after the model of `torch.cuda`, and `torch_spyre.flex`, the allocator by itself.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "torch_spyre needs PyTorch, which is not installed. Install it with: pip install 'torch>=2.12,<2.16'"
+    ) from None
+
+from torch_spyre import _lifecycle
+
+_lifecycle.start()
+
+from torch_spyre import flex  # noqa: E402
+
+__all__ = ["flex"]
+
+del _torch

@@ -1,0 +1,56 @@
+"""The table that `torch.spyre.memory_summary` returns, in the manner of torch.cuda's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_WIDTH = 75
+
+_BYTES = [
+    ("allocated_bytes", "Allocated memory"),
+    ("active_bytes", "Active memory"),
+    ("requested_bytes", "Requested memory"),
+    ("reserved_bytes", "Reserved memory"),
+    ("inactive_split_bytes", "Free in used regions"),
+]
+_COUNTS = [
+    ("allocation", "Allocations"),
+    ("active", "Active allocations"),
+    ("segment", "Reserved segments"),
+    ("inactive_split", "Free blocks"),
+]
+
+
+def format_summary(stats: Mapping[str, int], device: int, *, abbreviated: bool) -> str:
+    """`stats` of `memory_stats` as a table; `abbreviated` leaves out the counts."""
+    lines = [
+        "=" * _WIDTH,
+        f"PyTorch spyre memory summary, device ID {device}".center(_WIDTH),
+        "-" * _WIDTH,
+        f" spyre OOMs: {stats['num_ooms']:<22d}| allocation retries: {stats['num_alloc_retries']}",
+        "=" * _WIDTH,
+        _row("Metric", "Cur Usage", "Peak Usage", "Tot Alloc", "Tot Freed"),
+    ]
+    rows = [(key, name, True) for key, name in _BYTES]
+    if not abbreviated:
+        rows += [(key, name, False) for key, name in _COUNTS]
+    for key, name, is_size in rows:
+        values = [stats[f"{key}.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")]
+        lines += ["-" * _WIDTH, _row(name, *(_size(value) if is_size else str(value) for value in values))]
+    lines.append("=" * _WIDTH)
+    return "".join(f"|{line:<{_WIDTH}}|\n" for line in lines)
+
+
+def _row(name: str, *values: str) -> str:
+    return f" {name:<21}" + "".join(f" | {value:>10}" for value in values)
+
+
+def _size(nbytes: int) -> str:
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            break
+        value /= 1024
+    else:
+        unit = "TiB"
+    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
