@@ -1,13 +1,13 @@
 """Make the Python environment: the packages once per machine, a light .venv per checkout.
 
 The packages take 5.7 GB (PyTorch brings its CUDA libraries along), so they are installed once, into
-`$TORCH_SPYRE_CACHE/deps-KEY/` (by default `~/.cache/torch-spyre/deps-KEY/`). KEY names the interpreter's ABI and
-the content of `requirements/`, so a changed requirement makes a new folder and never changes an old one. The
-checkout's `.venv` holds little more than a path file that adds that folder.
+`$TORCH_SPYRE_CACHE/deps-KEY/` (by default `~/.cache/torch-spyre/deps-KEY/`). KEY names the interpreter's ABI
+and the content of `requirements/`, so a changed requirement makes a new folder and never changes an old one.
+The checkout's `.venv` holds little more than a path file that adds that folder.
 
-An interrupted run leaves nothing that a later one takes for good: the packages are installed under a temporary
-name that is renamed when complete, and `.venv` is good once its stamp, written last, is there. A lock keeps
-parallel runs apart.
+An interrupted run leaves nothing that a later one takes for good: the packages are installed under a
+temporary name that is renamed when complete, and `.venv` is good once its stamp, written last, is there. A
+lock keeps parallel runs apart.
 
     environment.py          make what is missing
     environment.py lock     write requirements/lock.txt anew, from requirements/dev.in alone
@@ -122,8 +122,8 @@ def check_disk(cache: Path) -> None:
     needed = DOWNLOAD_BYTES + INSTALLED_BYTES
     if free < needed:
         sys.exit(
-            f"error: {cache} has {free >> 30} GiB free and the Python packages need {needed >> 30} GiB while they are "
-            "installed; set TORCH_SPYRE_CACHE to a folder with more room"
+            f"error: {cache} has {free >> 30} GiB free and the Python packages need {needed >> 30} GiB "
+            "while they are installed; set TORCH_SPYRE_CACHE to a folder with more room"
         )
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # Before pyplot is imported: no window, only files.
 
-from matplotlib import pyplot as plt  # noqa: E402  (the backend has to be chosen first)
-from matplotlib.ticker import MultipleLocator  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.ticker import MultipleLocator
 
 INK = "#22303c"
 USED = "#2f6f9f"

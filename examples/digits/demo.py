@@ -1,9 +1,9 @@
 """Train on a device that is too small, twice: without and with garbage collection under memory pressure.
 
-The training program is train.py; each run has a process of its own and a simulated device of 64 MiB. The first run
-must run out of memory, the second must finish and recognise at least 95 % of the test images, and only because dead
-tensors were reclaimed. Otherwise this program says so and ends with status 1. A picture per run is written to
-demo-output/.
+The training program is train.py; each run has a process of its own and a simulated device of 64 MiB. The
+first run must run out of memory; the second must finish, recognise at least 95 % of the test images, and have
+been rescued by a collection at least once. Otherwise this program says so and ends with status 1. A picture
+per run is written to demo-output/.
 """
 
 import json

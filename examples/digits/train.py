@@ -1,8 +1,8 @@
 """Train a small network on handwritten digits, on the device `spyre`.
 
-This is an ordinary PyTorch program. Two of its habits are common, and together they fill a device with dead tensors:
-it looks into the network through forward hooks that refer back to their owner, so that every step leaves a
-reference cycle behind; and it turns Python's cyclic garbage collector off while it trains, for speed.
+This is an ordinary PyTorch program. Two of its habits are common, and together they fill a device with dead
+tensors: it looks into the network through forward hooks that refer back to their owner, so that every step
+leaves a reference cycle behind; and it turns Python's cyclic garbage collector off, for speed.
 
     .venv/bin/python examples/digits/train.py                  train; the allocator collects when it must
     .venv/bin/python examples/digits/train.py --gc off         train; the allocator may not collect
@@ -38,8 +38,9 @@ class FeatureExtractor:
         def keep(layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             self.features.append(output)
 
-        # `keep` refers to `self` and `self` refers to `keep`. Removing the hooks does not break this cycle: when the
-        # step is over, only Python's cyclic collector can free the extractor, and with it the tensors in `features`.
+        # `keep` refers to `self` and `self` refers to `keep`. Removing the hooks does not break this cycle:
+        # when the step is over, only Python's cyclic collector can free the extractor, and with it the
+        # tensors in `features`.
         self.keep = keep
         layers = [layer for layer in model.modules() if isinstance(layer, nn.ReLU)]
         self.handles = [layer.register_forward_hook(keep) for layer in layers]
