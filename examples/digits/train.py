@@ -119,7 +119,7 @@ def progress(steps: Iterable[int], total: int) -> Iterator[int]:
 
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     with torch.no_grad():
-        return (model(images).argmax(dim=1) == labels).float().mean().item()
+        return float((model(images).argmax(dim=1) == labels).float().mean())
 
 
 def train(device: str) -> dict[str, Any]:
@@ -146,6 +146,7 @@ def train(device: str) -> dict[str, Any]:
             train_step(model, optimizer, train_images[batch], train_labels[batch])
             recorder.step()
         result["accuracy"] = accuracy(model, test_images, test_labels)
+        recorder.step()
     except torch.OutOfMemoryError as error:
         result["out_of_memory"] = str(error)
     result["seconds"] = time.perf_counter() - started
