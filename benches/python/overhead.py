@@ -6,8 +6,8 @@ peer's, so lower is better. Writes target/bench/summary.json.
     torch.empty.cpu             torch.empty of 64 KiB, and its free
     torch.small_op.cpu          a + b of 4 x 4 floats
     torch.large_op.cpu          a + b of 16 MiB of floats each
-    pressure.old_over_collect   an allocation that a collection of garbage in the oldest generation rescues, over
-                                one gc.collect() of the same garbage; with a million live Python objects
+    pressure.old_over_collect   an allocation rescued by collecting garbage in the oldest generation, over
+                                one gc.collect() of the same garbage, with a million live Python objects
 """
 
 import gc
