@@ -1,0 +1,251 @@
+//! [`FlexAllocator`]: the public face of one device's memory.
+
+use std::fmt;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::address::Chunk;
+use crate::arena::snapshot::RegionSnapshot;
+use crate::arena::validate::Violation;
+use crate::arena::{Arena, BlockHandle, Chunks, Placed, RegionOrder, Request};
+use crate::composite::CompositeAddress;
+use crate::device::Device;
+use crate::directive::AllocationDirective;
+use crate::error::FlexError;
+use crate::fork::is_forked;
+use crate::lock::AllocatorGuard;
+use crate::pending::PendingFrees;
+use crate::pressure::waiters::Waiters;
+use crate::pressure::{self, PressureCounters, PressureRequest, PressureStatistics, SharedCallback};
+use crate::regions::Unserved;
+use crate::shared::{POISON_FRESH, Shared, State};
+use crate::statistics::Statistics;
+use crate::topology::Topology;
+
+/// How an allocator is set up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AllocatorOptions {
+    /// Which region a request tries first.
+    pub region_order: RegionOrder,
+    /// Fill fresh and freed blocks with a pattern, to make use of unset or freed memory visible. Slow.
+    pub poison: bool,
+}
+
+/// An allocator of one device's memory. A handle: clones share the allocator.
+#[derive(Clone)]
+pub struct FlexAllocator {
+    shared: Arc<Shared>,
+}
+
+impl FlexAllocator {
+    /// Makes an allocator for the regions of `topology` on `device`. Regions are acquired when first needed.
+    ///
+    /// # Errors
+    /// [`FlexError::RegionSetup`] if the topology cannot be managed (a region too large).
+    pub fn new(device: Arc<dyn Device>, topology: &Topology, options: AllocatorOptions) -> Result<Self, FlexError> {
+        let arena = Arena::new(topology, options.region_order)?;
+        let state = State { arena, waiters: Waiters::default(), callback: None };
+        Ok(FlexAllocator {
+            shared: Arc::new(Shared {
+                device,
+                mutex: Mutex::new(state),
+                region_changed: Condvar::new(),
+                pending: PendingFrees::new(),
+                frees_in_flight: AtomicUsize::new(0),
+                counters: Arc::new(PressureCounters::default()),
+                poison: options.poison,
+            }),
+        })
+    }
+
+    /// Allocates at least `bytes` bytes (rounded up to 128 per chunk).
+    ///
+    /// If the device is exhausted, the memory-pressure callback is called, which may release the mutex, wait and
+    /// run foreign code on this thread. The caller must hold no lock that such code could want.
+    ///
+    /// # Errors
+    /// - [`FlexError::InvalidSize`] for 0 bytes and sizes that overflow;
+    /// - [`FlexError::UnknownDomain`] for a domain the device does not have;
+    /// - [`FlexError::OutOfMemory`], with figures and what was tried;
+    /// - [`FlexError::RegionSetup`] if the device refuses a region;
+    /// - [`FlexError::Forked`] in a forked child.
+    pub fn allocate(&self, bytes: u64, directive: &AllocationDirective) -> Result<CompositeAddress, FlexError> {
+        let chunks = self.place(bytes, directive)?;
+        Ok(CompositeAddress::new(Arc::clone(&self.shared), chunks, bytes))
+    }
+
+    /// Allocates one contiguous block for a foreign owner, who frees it with [`free_block`](Self::free_block).
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), and [`FlexError::InvalidPlacement`] for an interleaved directive.
+    pub fn allocate_block(
+        &self,
+        bytes: u64,
+        directive: &AllocationDirective,
+    ) -> Result<(BlockHandle, Chunk), FlexError> {
+        directive.require_contiguous()?;
+        let chunks = self.place(bytes, directive)?;
+        let [placed] = chunks.as_slice() else { unreachable!("a bound request has one chunk") };
+        Ok((placed.handle, placed.chunk))
+    }
+
+    /// Frees a block by its handle, on any thread, without ever blocking.
+    ///
+    /// # Errors
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. If the mutex is taken at
+    /// that moment, a stale handle may be found out only later and is then ignored.
+    pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
+        if self.shared.poison && !is_forked() {
+            let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);
+            let unknown = FlexError::UnknownAllocation { index: handle.index, generation: handle.generation };
+            return self.shared.free_chunk(Placed { handle, chunk: chunk.ok_or(unknown)? });
+        }
+        self.shared.free(handle)
+    }
+
+    /// The rounded size of a live block, without locking; 0 for a handle never handed out.
+    pub fn block_size_bytes(&self, handle: BlockHandle) -> u64 {
+        let units = self.shared.pending.size_units(handle).unwrap_or_default();
+        u64::from(units) * crate::units::ALIGNMENT_BYTES
+    }
+
+    /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
+    /// running is not interrupted.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn set_memory_pressure_callback(
+        &self,
+        callback: Option<SharedCallback>,
+    ) -> Result<Option<SharedCallback>, FlexError> {
+        let mut guard = self.lock()?;
+        Ok(std::mem::replace(&mut guard.state()?.callback, callback))
+    }
+
+    /// One consistent snapshot of the statistics; memory whose free is pending is freed first.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn statistics(&self) -> Result<Statistics, FlexError> {
+        self.with_drained(|state| state.arena.statistics())
+    }
+
+    /// The pressure statistics.
+    pub fn pressure_statistics(&self) -> PressureStatistics {
+        self.shared.counters.snapshot()
+    }
+
+    /// Sets the pressure statistics to 0.
+    pub fn reset_pressure_statistics(&self) {
+        self.shared.counters.reset();
+    }
+
+    /// Sets every peak to the current figure.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn reset_peak_statistics(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.reset_peak())
+    }
+
+    /// Sets the accumulated figures to 0: allocated, freed, and the counts of retries and failures.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn reset_accumulated_statistics(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.reset_accumulated())
+    }
+
+    /// Caps the bytes of tensor memory that may be allocated at once; `None` lifts the cap.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn set_limit_bytes(&self, limit: Option<u64>) -> Result<(), FlexError> {
+        self.with_drained(|state| state.arena.set_limit_bytes(limit))
+    }
+
+    /// Every acquired region with its blocks. Walks all blocks under the mutex: for looking, not for hot paths.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
+        self.with_drained(|state| state.arena.snapshot())
+    }
+
+    /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else
+    /// the pages of free blocks to the host. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// [`FlexError::Device`] if the device refuses, [`FlexError::Forked`] in a forked child.
+    pub fn empty_cache(&self) -> Result<u64, FlexError> {
+        let before = self.statistics()?.reserved_bytes.current;
+        self.lock()?.release_free_regions()?;
+        Ok(before.saturating_sub(self.statistics()?.reserved_bytes.current))
+    }
+
+    /// Checks every invariant of the allocator.
+    ///
+    /// # Errors
+    /// [`FlexError::Corrupted`] with the violated invariant.
+    pub fn validate(&self) -> Result<(), FlexError> {
+        self.with_drained(|state| {
+            state.arena.validate()?;
+            for placed in state.waiters.granted().flatten() {
+                if state.arena.lookup(placed.handle).is_none() {
+                    return Err(Violation(format!("granted block {:?} is not live", placed.handle)));
+                }
+            }
+            Ok(())
+        })?
+        .map_err(|violation| FlexError::Corrupted(violation.to_string()))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.shared.device
+    }
+
+    fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {
+        // Declared before the guard, so that a callback replaced meanwhile is dropped after it.
+        let mut callback = None;
+        let mut guard = self.lock()?;
+        let mut placement = guard.state()?.arena.check(bytes, directive)?;
+        let mut refusal = None;
+        let placed = match guard.place(&mut placement, &mut refusal) {
+            Ok(chunks) => Ok(chunks),
+            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut callback),
+            Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
+            Err(Unserved::Forked) => Err(FlexError::Forked),
+        };
+        drop(guard);
+        let chunks = placed?;
+        if self.shared.poison {
+            for placed in &chunks {
+                self.shared.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FRESH)?;
+            }
+        }
+        Ok(chunks)
+    }
+
+    fn lock(&self) -> Result<AllocatorGuard<'_>, FlexError> {
+        Ok(self.shared.lock()?)
+    }
+
+    fn with_drained<R>(&self, look: impl FnOnce(&mut State) -> R) -> Result<R, FlexError> {
+        let mut guard = self.lock()?;
+        let state = guard.state()?;
+        self.shared.drain_all(state);
+        Ok(look(state))
+    }
+}
+
+fn impossible(guard: &mut AllocatorGuard<'_>, placement: Request) -> Result<FlexError, FlexError> {
+    let figures = guard.state()?.arena.figures(&placement);
+    Ok(pressure::out_of_memory(guard, &PressureRequest::new(placement, None, figures), false)?)
+}
+
+impl fmt::Debug for FlexAllocator {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FlexAllocator").field("device", &self.shared.device.name()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,225 @@
+//! The slab of block nodes, shared by all regions.
+//!
+//! A node is named by its index. Nodes in no region are on the spare list. Node 0 is an edge marker: it has no
+//! size, is never free and stands for "none", so links can be written through it without a test.
+//!
+//! A node's generation changes each time its block is freed, so a handle names one allocation for as long as
+//! 2^24 - 1 allocations of the same node.
+//!
+//! Protected by the allocator mutex, as all of the arena.
+
+/// "No node", and the index of the edge marker.
+pub(crate) const NIL: u32 = 0;
+
+/// Generations count from 1 to this and start again at 1.
+pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
+
+/// Nodes are added in steps of at least this many.
+const GROWTH_STEP: usize = 1024;
+
+/// Names one allocation of one block, as a plain value that does not own it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockHandle {
+    /// The node.
+    pub(crate) index: u32,
+    /// The generation the node had when the block was allocated; never 0, at most 24 bits.
+    pub(crate) generation: u32,
+}
+
+impl BlockHandle {
+    /// The handle as one number below 2^56, never 0.
+    pub fn to_raw(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The handle that [`to_raw`](Self::to_raw) gave; any other number is a stale or unknown handle.
+    pub fn from_raw(raw: u64) -> Self {
+        BlockHandle { index: raw as u32, generation: (raw >> 32) as u32 & MAX_GENERATION }
+    }
+}
+
+/// What a node is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum NodeState {
+    /// The edge marker.
+    Edge,
+    /// On the spare list, linked by `next_free`.
+    Spare,
+    /// A free block, in the bins of its region.
+    Free,
+    /// An allocated block.
+    Occupied,
+}
+
+/// One block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Node {
+    /// Start within the region, in units.
+    pub(crate) offset_units: u32,
+    /// Size in units.
+    pub(crate) size_units: u32,
+    /// The block that ends where this one starts.
+    pub(crate) previous: u32,
+    /// The block that starts where this one ends.
+    pub(crate) next: u32,
+    /// The previous free block of the same bin.
+    pub(crate) previous_free: u32,
+    /// The next free block of the same bin, or the next spare node.
+    pub(crate) next_free: u32,
+    /// See the module's text.
+    pub(crate) generation: u32,
+    /// The region's slot.
+    pub(crate) slot: u16,
+    /// Rounded size less requested size, in bytes; at most 128 (a share of an interleaved request may be empty).
+    pub(crate) slack_bytes: u8,
+    /// What the node is used for.
+    pub(crate) state: NodeState,
+}
+
+const _: () = assert!(size_of::<Node>() <= 32, "two nodes per cache line");
+
+impl Node {
+    const EDGE: Node = Node {
+        offset_units: 0,
+        size_units: 0,
+        previous: NIL,
+        next: NIL,
+        previous_free: NIL,
+        next_free: NIL,
+        generation: 1,
+        slot: 0,
+        slack_bytes: 0,
+        state: NodeState::Edge,
+    };
+}
+
+/// All nodes.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    nodes: Vec<Node>,
+    /// Head of the spare list.
+    spare: u32,
+}
+
+impl Blocks {
+    /// A slab with room for a first step of blocks.
+    pub(crate) fn new() -> Blocks {
+        let mut nodes = Vec::with_capacity(GROWTH_STEP);
+        nodes.push(Node::EDGE);
+        Blocks { nodes, spare: NIL }
+    }
+
+    /// The node of an index this module handed out.
+    #[inline]
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    /// The node of an index this module handed out.
+    #[inline]
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+
+    /// Nodes, the edge marker and the spare ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Head of the spare list.
+    pub(crate) fn spare_head(&self) -> u32 {
+        self.spare
+    }
+
+    /// The occupied block a handle names.
+    #[inline]
+    pub(crate) fn occupied(&self, handle: BlockHandle) -> Option<&Node> {
+        self.nodes
+            .get(handle.index as usize)
+            .filter(|node| node.state == NodeState::Occupied && node.generation == handle.generation)
+    }
+
+    /// Takes a node for a span; the caller links it. Its state is `Occupied` until it is put in a bin.
+    pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32) -> u32 {
+        let index = if self.spare == NIL { self.grow() } else { self.spare };
+        let node = &mut self.nodes[index as usize];
+        self.spare = node.next_free;
+        let generation = node.generation;
+        *node = Node { slot, offset_units, size_units, generation, state: NodeState::Occupied, ..Node::EDGE };
+        index
+    }
+
+    /// Puts a node that is in no region and no bin on the spare list.
+    pub(crate) fn put(&mut self, index: u32) {
+        let spare = self.spare;
+        let node = self.node_mut(index);
+        node.state = NodeState::Spare;
+        node.next_free = spare;
+        self.spare = index;
+    }
+
+    /// Makes every handle to the node stale.
+    #[inline]
+    pub(crate) fn retire(&mut self, index: u32) {
+        let node = self.node_mut(index);
+        node.generation = if node.generation == MAX_GENERATION { 1 } else { node.generation + 1 };
+    }
+
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        if self.nodes.len() == self.nodes.capacity() {
+            self.nodes.reserve(GROWTH_STEP.max(self.nodes.len() / 2));
+        }
+        // A node needs a unit of device memory, so 2^32 of them would need more than 512 GiB in single units.
+        let index = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+        self.nodes.push(Node { state: NodeState::Spare, ..Node::EDGE });
+        index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_reused_last_in_first_out() {
+        let mut blocks = Blocks::new();
+        let first = blocks.take(0, 0, 4);
+        let second = blocks.take(0, 4, 4);
+        assert_ne!(first, NIL);
+        assert_ne!(first, second);
+        blocks.put(first);
+        blocks.put(second);
+        assert_eq!(blocks.take(1, 0, 1), second);
+        assert_eq!(blocks.take(1, 1, 1), first);
+        assert_eq!(blocks.len(), 3);
+    }
+
+    #[test]
+    fn generations_never_are_zero_and_survive_the_spare_list() {
+        let mut blocks = Blocks::new();
+        let index = blocks.take(0, 0, 1);
+        assert_eq!(blocks.node(index).generation, 1);
+        blocks.node_mut(index).generation = MAX_GENERATION;
+        blocks.retire(index);
+        assert_eq!(blocks.node(index).generation, 1);
+        blocks.retire(index);
+        blocks.put(index);
+        assert_eq!(blocks.take(0, 0, 1), index);
+        assert_eq!(blocks.node(index).generation, 2);
+    }
+
+    #[test]
+    fn a_handle_fits_only_its_own_allocation() {
+        let mut blocks = Blocks::new();
+        let index = blocks.take(0, 0, 1);
+        let handle = BlockHandle { index, generation: 1 };
+        assert!(blocks.occupied(handle).is_some());
+        assert!(blocks.occupied(BlockHandle { generation: 2, ..handle }).is_none());
+        assert!(blocks.occupied(BlockHandle { index: 99, ..handle }).is_none());
+        assert!(blocks.occupied(BlockHandle { index: NIL, ..handle }).is_none());
+        blocks.retire(index);
+        assert!(blocks.occupied(handle).is_none());
+    }
+}

@@ -1,0 +1,178 @@
+//! The living counters of an arena, and the statistics made of them.
+//!
+//! A request that is rolled back leaves no trace: counters move once, when all of a request is placed. Only the
+//! running totals of free memory beside occupied blocks follow every step, and return to what they were.
+//!
+//! Protected by the allocator mutex.
+
+use super::Arena;
+use super::request::{Figures, Released, Request};
+use crate::directive::MemoryType;
+use crate::statistics::{ProgramStatistics, Stat, Statistics};
+use crate::units::ALIGNMENT_BYTES;
+
+/// Counters of one memory type.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TypeCounters {
+    pub(crate) allocated_bytes: Stat,
+    pub(crate) requested_bytes: Stat,
+    pub(crate) allocation: Stat,
+    pub(crate) reserved_bytes: Stat,
+    pub(crate) segment: Stat,
+    pub(crate) inactive_split_bytes: Stat,
+    pub(crate) inactive_split: Stat,
+    /// Running totals of [`super::region::Region::inactive_split`]: units, then blocks.
+    pub(crate) split: (u64, u64),
+}
+
+impl TypeCounters {
+    fn settle_split(&mut self) {
+        self.inactive_split_bytes.follow(self.split.0 * ALIGNMENT_BYTES);
+        self.inactive_split.follow(self.split.1);
+    }
+
+    fn stats_mut(&mut self) -> [&mut Stat; 7] {
+        [
+            &mut self.allocated_bytes,
+            &mut self.requested_bytes,
+            &mut self.allocation,
+            &mut self.reserved_bytes,
+            &mut self.segment,
+            &mut self.inactive_split_bytes,
+            &mut self.inactive_split,
+        ]
+    }
+}
+
+/// All counters of an arena.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counters {
+    by_type: [TypeCounters; 2],
+    out_of_memory_errors: u64,
+    retries: u64,
+}
+
+impl Counters {
+    /// The counters of one memory type.
+    pub(crate) fn of(&self, memory_type: MemoryType) -> &TypeCounters {
+        &self.by_type[memory_type.index()]
+    }
+
+    fn of_mut(&mut self, memory_type: MemoryType) -> &mut TypeCounters {
+        &mut self.by_type[memory_type.index()]
+    }
+
+    /// Bytes in occupied blocks, rounded sizes.
+    pub(crate) fn allocated_bytes(&self, memory_type: MemoryType) -> u64 {
+        self.of(memory_type).allocated_bytes.current
+    }
+
+    /// Follows one region's free memory beside occupied blocks.
+    #[inline]
+    pub(crate) fn move_split(&mut self, memory_type: MemoryType, before: (u64, u64), after: (u64, u64)) {
+        let split = &mut self.of_mut(memory_type).split;
+        split.0 = split.0 - before.0 + after.0;
+        split.1 = split.1 - before.1 + after.1;
+    }
+
+    /// All chunks of a request are placed.
+    pub(crate) fn placed(&mut self, request: &Request) {
+        let counters = self.of_mut(request.memory_type);
+        counters.allocated_bytes.increase(request.total_bytes());
+        counters.requested_bytes.increase(request.requested_bytes);
+        counters.allocation.increase(request.chunk_count() as u64);
+        counters.settle_split();
+    }
+
+    /// A block is freed.
+    pub(crate) fn released(&mut self, released: &Released) {
+        let counters = self.of_mut(released.memory_type);
+        counters.allocated_bytes.decrease(released.size_bytes);
+        counters.requested_bytes.decrease(released.requested_bytes);
+        counters.allocation.decrease(1);
+        counters.settle_split();
+    }
+
+    /// A region is acquired.
+    pub(crate) fn acquired(&mut self, memory_type: MemoryType, usable_bytes: u64) {
+        let counters = self.of_mut(memory_type);
+        counters.reserved_bytes.increase(usable_bytes);
+        counters.segment.increase(1);
+    }
+
+    /// A region is given back.
+    pub(crate) fn returned(&mut self, memory_type: MemoryType, usable_bytes: u64) {
+        let counters = self.of_mut(memory_type);
+        counters.reserved_bytes.decrease(usable_bytes);
+        counters.segment.decrease(1);
+    }
+}
+
+impl Arena {
+    /// One consistent copy of all counters.
+    pub(crate) fn statistics(&self) -> Statistics {
+        let tensor = self.counters.of(MemoryType::Tensor);
+        let figures = self.figures_of(MemoryType::Tensor);
+        Statistics {
+            allocated_bytes: tensor.allocated_bytes,
+            requested_bytes: tensor.requested_bytes,
+            active_bytes: tensor.allocated_bytes,
+            reserved_bytes: tensor.reserved_bytes,
+            inactive_split_bytes: tensor.inactive_split_bytes,
+            allocation: tensor.allocation,
+            active: tensor.allocation,
+            segment: tensor.segment,
+            inactive_split: tensor.inactive_split,
+            num_ooms: self.counters.out_of_memory_errors,
+            num_alloc_retries: self.counters.retries,
+            capacity_bytes: figures.capacity_bytes,
+            free_bytes: figures.free_bytes,
+            largest_free_bytes: figures.largest_free_bytes,
+            program: self.program_statistics(),
+        }
+    }
+
+    fn program_statistics(&self) -> ProgramStatistics {
+        let program = self.counters.of(MemoryType::Program);
+        let figures = self.figures_of(MemoryType::Program);
+        ProgramStatistics {
+            allocated_bytes: program.allocated_bytes,
+            requested_bytes: program.requested_bytes,
+            allocation: program.allocation,
+            reserved_bytes: program.reserved_bytes,
+            capacity_bytes: figures.capacity_bytes,
+            free_bytes: figures.free_bytes,
+        }
+    }
+
+    fn figures_of(&self, memory_type: MemoryType) -> Figures {
+        self.figures_where(|_, region| (region.memory_type == memory_type).then_some(true))
+            .limited_to(self.limit_left_bytes(memory_type))
+    }
+
+    /// Starts all peaks again at the current values.
+    pub(crate) fn reset_peak(&mut self) {
+        for counters in &mut self.counters.by_type {
+            counters.stats_mut().into_iter().for_each(Stat::reset_peak);
+        }
+    }
+
+    /// Starts all sums, and the counts of errors and retries, again at zero.
+    pub(crate) fn reset_accumulated(&mut self) {
+        for counters in &mut self.counters.by_type {
+            counters.stats_mut().into_iter().for_each(Stat::reset_accumulated);
+        }
+        self.counters.out_of_memory_errors = 0;
+        self.counters.retries = 0;
+    }
+
+    /// A request ended in an out-of-memory error.
+    pub(crate) fn count_out_of_memory(&mut self) {
+        self.counters.out_of_memory_errors += 1;
+    }
+
+    /// A request is searched for again after its first search failed.
+    pub(crate) fn count_retry(&mut self) {
+        self.counters.retries += 1;
+    }
+}

@@ -1,0 +1,326 @@
+//! The arena: all regions and blocks of one device, and the search for memory.
+//!
+//! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
+//! split and coalesce, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
+//! answered, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
+//!
+//! Purely single-threaded: the allocator mutex protects all of it. The arena never calls the device; a region it
+//! lacks is marked and left to the caller to acquire outside the mutex.
+//!
+//! # Order of search
+//!
+//! Acquired regions that fit come first, in the [`RegionOrder`]; a region is acquired only if none of them
+//! can serve, so that a device with few handles keeps some. Then the lowest absent slot that is large enough.
+
+pub(crate) mod bins;
+pub(crate) mod blocks;
+pub(crate) mod counters;
+pub(crate) mod lifecycle;
+pub(crate) mod region;
+pub(crate) mod request;
+pub(crate) mod snapshot;
+pub(crate) mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use blocks::BlockHandle;
+pub(crate) use region::{RegionOrder, RegionSlot};
+pub(crate) use request::{Chunks, Figures, Placed, Released, Request, Unplaced};
+
+use crate::address::{Chunk, VirtualAddress};
+use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
+use crate::error::FlexError;
+use crate::topology::Topology;
+use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
+use blocks::{Blocks, Node};
+use counters::Counters;
+use region::{Phase, Region};
+
+/// All regions and blocks of one device.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    blocks: Blocks,
+    regions: Vec<Region>,
+    domain_count: u32,
+    order: RegionOrder,
+    counters: Counters,
+    /// Cap on allocated tensor bytes.
+    limit_bytes: Option<u64>,
+}
+
+/// What one chunk needs of a region.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    domains: &'a [DomainId],
+    memory_type: MemoryType,
+    size_units: u32,
+}
+
+impl Wanted<'_> {
+    /// Whether the region could hold the chunk if it were empty.
+    #[inline]
+    fn suits(&self, region: &Region) -> bool {
+        region.memory_type == self.memory_type
+            && region.usable_units >= self.size_units
+            && self.domains.contains(&region.domain)
+    }
+}
+
+impl Arena {
+    /// An arena with no region acquired.
+    pub(crate) fn new(topology: &Topology, order: RegionOrder) -> Result<Arena, FlexError> {
+        Ok(Arena {
+            blocks: Blocks::new(),
+            regions: topology.regions().iter().map(Region::new).collect(),
+            domain_count: topology.domain_count(),
+            order,
+            counters: Counters::default(),
+            limit_bytes: None,
+        })
+    }
+
+    /// Checks a size and a directive. See [`Request::new`], which needs no mutex.
+    pub(crate) fn check(&self, bytes: u64, directive: &AllocationDirective) -> Result<Request, FlexError> {
+        Request::new(bytes, directive, self.domain_count)
+    }
+
+    /// How many domains the device has.
+    pub(crate) fn domain_count(&self) -> u32 {
+        self.domain_count
+    }
+
+    /// Places all chunks of a request or none.
+    pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
+        let mut chunks = Chunks::with_capacity(request.chunk_count());
+        self.place_into(request, &mut chunks)?;
+        Ok(chunks)
+    }
+
+    /// Places all chunks of a request or none, in a list the caller has made room in, so that nothing is
+    /// allocated on the heap. The list must be empty, and is so again after an error.
+    pub(crate) fn place_into(&mut self, request: &Request, chunks: &mut Chunks) -> Result<(), Unplaced> {
+        debug_assert!(chunks.is_empty());
+        let Some(size_units) = request.chunk_units() else { return Err(Unplaced::Impossible) };
+        if self.limit_left_bytes(request.memory_type) < request.total_bytes() {
+            let possible = self.is_possible(request);
+            return Err(if possible { Unplaced::Exhausted } else { Unplaced::Impossible });
+        }
+        for chunk in 0..request.chunk_count() {
+            match self.place_chunk(request, chunk, size_units) {
+                Ok(placed) => chunks.push(placed),
+                Err(unplaced) => {
+                    self.roll_back(chunks);
+                    return Err(unplaced);
+                }
+            }
+        }
+        self.counters.placed(request);
+        Ok(())
+    }
+
+    /// Frees a block.
+    ///
+    /// # Errors
+    ///
+    /// [`FlexError::UnknownAllocation`] for a handle that is stale or unknown; nothing changes.
+    pub(crate) fn release(&mut self, handle: BlockHandle) -> Result<Released, FlexError> {
+        let BlockHandle { index, generation } = handle;
+        let Some(&node) = self.blocks.occupied(handle) else {
+            return Err(FlexError::UnknownAllocation { index, generation });
+        };
+        let region = &mut self.regions[usize::from(node.slot)];
+        let before = region.inactive_split();
+        region.give_back(&mut self.blocks, index);
+        let memory_type = region.memory_type;
+        self.counters.move_split(memory_type, before, region.inactive_split());
+        let size_bytes = bytes_of(node.size_units);
+        let released =
+            Released { size_bytes, requested_bytes: size_bytes - u64::from(node.slack_bytes), memory_type };
+        self.counters.released(&released);
+        Ok(released)
+    }
+
+    /// The chunk of a live handle and the bytes asked for.
+    pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
+        let node = self.blocks.occupied(handle)?;
+        let chunk = self.chunk_of(node)?;
+        Some((chunk, chunk.size_bytes - u64::from(node.slack_bytes)))
+    }
+
+    /// What there is for a request, over the regions it may use. A region not acquired counts as one free block,
+    /// unless the device refused it to this request. Free and largest respect the limit, capacity does not.
+    pub(crate) fn figures(&self, request: &Request) -> Figures {
+        self.figures_where(|slot, region| {
+            let usable =
+                region.memory_type == request.memory_type && request.domains.contains(&region.domain);
+            usable.then(|| region.present_id().is_some() || !request.refused.contains(&slot))
+        })
+        .limited_to(self.limit_left_bytes(request.memory_type))
+    }
+
+    /// Sums up the regions for which `includes` answers, with whether their free memory counts.
+    fn figures_where(&self, includes: impl Fn(RegionSlot, &Region) -> Option<bool>) -> Figures {
+        let mut figures = Figures::default();
+        for (slot, region) in self.slots() {
+            let Some(counts_free) = includes(slot, region) else { continue };
+            figures.capacity_bytes += region.usable_bytes();
+            figures.largest_region_bytes = figures.largest_region_bytes.max(region.usable_bytes());
+            if !counts_free {
+                continue;
+            }
+            let (free_units, largest_units) = match region.phase {
+                Phase::Present(_) => (region.free_units, region.bins.largest_units(&self.blocks)),
+                _ => (region.usable_units, region.usable_units),
+            };
+            figures.free_bytes += bytes_of(free_units);
+            figures.largest_free_bytes = figures.largest_free_bytes.max(bytes_of(largest_units));
+        }
+        figures
+    }
+
+    /// Whether an empty device could serve the request within the limit.
+    pub(crate) fn is_possible(&self, request: &Request) -> bool {
+        let Some(size_units) = request.chunk_units() else { return false };
+        if request.memory_type == MemoryType::Tensor
+            && self.limit_bytes.is_some_and(|limit_bytes| request.total_bytes() > limit_bytes)
+        {
+            return false;
+        }
+        let chunk_count = request.chunk_count();
+        (0..chunk_count).all(|chunk| {
+            let domains = request.domains_of(chunk);
+            let wanted = Wanted { domains, memory_type: request.memory_type, size_units };
+            let room: u64 = self
+                .regions
+                .iter()
+                .filter(|region| wanted.suits(region))
+                .map(|region| u64::from(region.usable_units / size_units))
+                .sum();
+            // An interleaved request may list a domain more than once.
+            let needed = match request.policy {
+                PlacementPolicy::Bind => 1,
+                PlacementPolicy::Interleave => {
+                    request.domains.iter().filter(|&domain| domains.contains(domain)).count()
+                }
+            };
+            room >= needed as u64
+        })
+    }
+
+    /// Caps the allocated tensor bytes, or lifts the cap. What is allocated already stays.
+    pub(crate) fn set_limit_bytes(&mut self, limit_bytes: Option<u64>) {
+        self.limit_bytes = limit_bytes;
+    }
+
+    /// The cap on allocated tensor bytes.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+
+    fn limit_left_bytes(&self, memory_type: MemoryType) -> u64 {
+        match (memory_type, self.limit_bytes) {
+            (MemoryType::Tensor, Some(limit_bytes)) => {
+                align_down(limit_bytes.saturating_sub(self.counters.allocated_bytes(memory_type)))
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    #[inline]
+    fn place_chunk(&mut self, request: &Request, chunk: usize, size_units: u32) -> Result<Placed, Unplaced> {
+        let domains = request.domains_of(chunk);
+        let wanted = Wanted { domains, memory_type: request.memory_type, size_units };
+        let slack_bytes = request.slack_of(chunk);
+        let mut tried = None;
+        while let Some(rank) = self.next_region(&wanted, tried) {
+            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes) {
+                return Ok(placed);
+            }
+            tried = Some(rank);
+        }
+        Err(self.without_present_region(request, &wanted))
+    }
+
+    /// The first present region after the ones tried, in the order of search, that has enough free bytes. Free
+    /// bytes do not change during one search, so the key of the last one tried says which ones were.
+    #[inline]
+    fn next_region(&self, wanted: &Wanted<'_>, tried: Option<Rank>) -> Option<Rank> {
+        let mut best: Option<Rank> = None;
+        for (slot, region) in self.slots() {
+            if region.free_units < wanted.size_units || !wanted.suits(region) {
+                continue;
+            }
+            let rank = (self.order.key(region.free_units), slot);
+            if tried.is_none_or(|tried| rank > tried) && best.is_none_or(|best| rank < best) {
+                best = Some(rank);
+            }
+        }
+        best
+    }
+
+    fn carve(&mut self, slot: RegionSlot, size_units: u32, slack_bytes: u8) -> Option<Placed> {
+        let region = &mut self.regions[usize::from(slot.0)];
+        let before = region.inactive_split();
+        let index = region.carve(&mut self.blocks, size_units, slack_bytes)?;
+        self.counters.move_split(region.memory_type, before, region.inactive_split());
+        let node = self.blocks.node(index);
+        let handle = BlockHandle { index, generation: node.generation };
+        Some(Placed { handle, chunk: self.chunk_of(node)? })
+    }
+
+    /// Nothing acquired can serve: a region to acquire, one to wait for, or nothing.
+    #[cold]
+    fn without_present_region(&mut self, request: &Request, wanted: &Wanted<'_>) -> Unplaced {
+        if !self.is_possible(request) {
+            return Unplaced::Impossible;
+        }
+        let absent = self.slots().find(|(slot, region)| {
+            region.phase == Phase::Absent && wanted.suits(region) && !request.refused.contains(slot)
+        });
+        if let Some((slot, _)) = absent {
+            self.region_mut(slot).phase = Phase::Acquiring;
+            return Unplaced::NeedsRegion(slot);
+        }
+        let busy = self.regions.iter().any(|region| {
+            matches!(region.phase, Phase::Acquiring | Phase::Releasing(_)) && wanted.suits(region)
+        });
+        if busy { Unplaced::RegionBusy } else { Unplaced::Exhausted }
+    }
+
+    /// Undoes the chunks of a request that cannot be completed. Statistics have not seen them.
+    fn roll_back(&mut self, chunks: &mut Chunks) {
+        for placed in chunks.drain(..).rev() {
+            let index = placed.handle.index;
+            let region = &mut self.regions[usize::from(self.blocks.node(index).slot)];
+            let before = region.inactive_split();
+            region.give_back(&mut self.blocks, index);
+            self.counters.move_split(region.memory_type, before, region.inactive_split());
+        }
+    }
+
+    fn chunk_of(&self, node: &Node) -> Option<Chunk> {
+        let region = &self.regions[usize::from(node.slot)];
+        let region_id = region.present_id()?;
+        Some(Chunk {
+            address: VirtualAddress { region_id, offset_bytes: bytes_of(node.offset_units) },
+            size_bytes: bytes_of(node.size_units),
+            domain: region.domain,
+        })
+    }
+
+    fn slots(&self) -> impl Iterator<Item = (RegionSlot, &Region)> {
+        (0_u16..).map(RegionSlot).zip(&self.regions)
+    }
+
+    fn region_mut(&mut self, slot: RegionSlot) -> &mut Region {
+        &mut self.regions[usize::from(slot.0)]
+    }
+}
+
+/// A region's place in the order of search: the order's key, then the slot.
+type Rank = (u32, RegionSlot);
+
+fn bytes_of(units: u32) -> u64 {
+    u64::from(units) * ALIGNMENT_BYTES
+}

@@ -1,0 +1,75 @@
+//! A copy of all blocks, for memory snapshots.
+//!
+//! Taking one walks every block under the allocator mutex and allocates: it is for looking, not for hot paths.
+
+use super::blocks::{NIL, Node, NodeState};
+use super::region::Region;
+use super::{Arena, bytes_of};
+use crate::directive::MemoryType;
+use crate::units::{DomainId, RegionId};
+
+/// An acquired region and its blocks, in the order of their offsets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionSnapshot {
+    /// The device's id of the region.
+    pub region_id: RegionId,
+    /// The domain it lies in.
+    pub domain: DomainId,
+    /// What it holds.
+    pub memory_type: MemoryType,
+    /// Its usable size in bytes.
+    pub size_bytes: u64,
+    /// Its blocks; they tile it.
+    pub blocks: Vec<BlockSnapshot>,
+}
+
+/// One block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSnapshot {
+    /// Start within the region, in bytes.
+    pub offset_bytes: u64,
+    /// Size in bytes, rounded up.
+    pub size_bytes: u64,
+    /// Bytes asked for; 0 for a free block.
+    pub requested_bytes: u64,
+    /// Whether the block is allocated.
+    pub occupied: bool,
+}
+
+impl Node {
+    /// Whether the block is free.
+    pub(crate) fn is_free(&self) -> bool {
+        self.state == NodeState::Free
+    }
+
+    fn snapshot(&self) -> BlockSnapshot {
+        let size_bytes = bytes_of(self.size_units);
+        let occupied = self.state == NodeState::Occupied;
+        let requested_bytes = if occupied { size_bytes - u64::from(self.slack_bytes) } else { 0 };
+        BlockSnapshot { offset_bytes: bytes_of(self.offset_units), size_bytes, requested_bytes, occupied }
+    }
+}
+
+impl Arena {
+    /// All acquired regions with their blocks, by slot.
+    pub(crate) fn snapshot(&self) -> Vec<RegionSnapshot> {
+        let regions = self.regions.iter().filter_map(|region| {
+            let region_id = region.present_id()?;
+            Some(RegionSnapshot {
+                region_id,
+                domain: region.domain,
+                memory_type: region.memory_type,
+                size_bytes: region.usable_bytes(),
+                blocks: self.blocks_of(region).map(|(_, node)| node.snapshot()).collect(),
+            })
+        });
+        regions.collect()
+    }
+
+    /// The blocks of a region with their indices, in the order of their offsets.
+    pub(crate) fn blocks_of(&self, region: &Region) -> impl Iterator<Item = (u32, &Node)> {
+        std::iter::successors(Some(region.first), |&index| Some(self.blocks.node(index).next))
+            .take_while(|&index| index != NIL)
+            .map(|index| (index, self.blocks.node(index)))
+    }
+}

@@ -1,0 +1,215 @@
+//! Random runs against a naive model, every invariant checked after every step.
+
+use proptest::prelude::*;
+
+use super::common::model::{Model, Outcome};
+use super::common::op::{Ask, Op, ops, topologies};
+use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSlot, Unplaced};
+use crate::error::FlexError;
+use crate::topology::Topology;
+use crate::units::RegionId;
+
+/// The arena and the model, step by step.
+struct Run {
+    arena: Arena,
+    model: Model,
+    live: Vec<Chunks>,
+    freed: Vec<BlockHandle>,
+    next_region_id: u64,
+    fail_next_acquire: bool,
+}
+
+impl Run {
+    fn new(topology: &Topology, order: RegionOrder) -> Run {
+        Run {
+            arena: Arena::new(topology, order).unwrap(),
+            model: Model::new(topology, order),
+            live: Vec::new(),
+            freed: Vec::new(),
+            next_region_id: 1 << 32,
+            fail_next_acquire: false,
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Allocate(ask) => self.allocate(ask),
+            Op::Free { pick } => self.free(*pick),
+            Op::FreeAgain { pick } => {
+                if !self.freed.is_empty() {
+                    let stale = self.freed[pick % self.freed.len()];
+                    self.expect_unknown(stale);
+                }
+            }
+            Op::FreeUnknown { index, generation } => {
+                let handle = BlockHandle { index: *index, generation: *generation };
+                if !self.live.iter().flatten().any(|placed| placed.handle == handle) {
+                    self.expect_unknown(handle);
+                }
+            }
+            Op::FailNextAcquire => self.fail_next_acquire = true,
+            Op::ReleaseFreeRegions { device_keeps } => self.release_free_regions(*device_keeps),
+            Op::SetLimit { limit_bytes } => {
+                self.arena.set_limit_bytes(*limit_bytes);
+                self.model.set_limit_bytes(*limit_bytes);
+            }
+            Op::ResetPeak => {
+                self.arena.reset_peak();
+                self.model.reset_peak();
+            }
+            Op::ResetAccumulated => {
+                self.arena.reset_accumulated();
+                self.model.reset_accumulated();
+            }
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        self.arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
+        assert_eq!(self.arena.statistics(), self.model.statistics());
+        let mut spans = Vec::with_capacity(self.arena.free_block_count());
+        assert!(self.arena.free_spans(&mut spans));
+        assert_eq!(spans.len(), self.arena.free_block_count());
+    }
+
+    fn allocate(&mut self, ask: &Ask) {
+        let mut request = self.arena.check(ask.requested_bytes, &ask.directive().unwrap()).unwrap();
+        let mut refused = Vec::new();
+        loop {
+            let expected = self.model.outcome(ask, &refused);
+            let before = self.arena.statistics();
+            let slot = match self.arena.place(&request) {
+                Ok(chunks) => {
+                    assert_eq!(expected, Outcome::Placed, "{ask:?}");
+                    return self.record(ask, chunks);
+                }
+                Err(Unplaced::NeedsRegion(slot)) => {
+                    assert_eq!(expected, Outcome::NeedsRegion(usize::from(slot.0)), "{ask:?}");
+                    slot
+                }
+                Err(unplaced) => {
+                    let outcome = match unplaced {
+                        Unplaced::Impossible => Outcome::Impossible,
+                        _ => Outcome::Exhausted,
+                    };
+                    assert_ne!(unplaced, Unplaced::RegionBusy);
+                    assert_eq!(expected, outcome, "{ask:?}");
+                    assert_eq!(self.arena.statistics(), before, "a failure leaves no trace");
+                    self.check_figures(ask, &request, &refused);
+                    self.arena.count_out_of_memory();
+                    self.model.count_out_of_memory();
+                    return;
+                }
+            };
+            assert_eq!(self.arena.statistics(), before, "a rolled-back request leaves no trace");
+            self.arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
+            self.acquire(slot);
+            if self.model.outcome(ask, &refused) == expected {
+                request.refused.push(slot);
+                refused.push(usize::from(slot.0));
+            }
+        }
+    }
+
+    fn acquire(&mut self, slot: RegionSlot) {
+        if std::mem::take(&mut self.fail_next_acquire) {
+            self.arena.region_failed(slot);
+            return;
+        }
+        let region_id = RegionId(self.next_region_id);
+        self.next_region_id += 1;
+        self.arena.region_acquired(slot, region_id);
+        self.model.acquire(usize::from(slot.0), region_id);
+    }
+
+    fn record(&mut self, ask: &Ask, chunks: Chunks) {
+        let shares: Vec<_> = chunks
+            .iter()
+            .map(|placed| {
+                let (chunk, requested_bytes) = self.arena.lookup(placed.handle).unwrap();
+                assert_eq!(chunk, placed.chunk);
+                (chunk, requested_bytes)
+            })
+            .collect();
+        self.model.place(ask, &shares).unwrap_or_else(|violation| panic!("{violation}"));
+        self.live.push(chunks);
+    }
+
+    fn check_figures(&self, ask: &Ask, request: &crate::arena::Request, refused: &[usize]) {
+        let figures = self.arena.figures(request);
+        let tuple = (
+            figures.capacity_bytes,
+            figures.free_bytes,
+            figures.largest_free_bytes,
+            figures.largest_region_bytes,
+        );
+        assert_eq!(tuple, self.model.figures(ask, refused), "{ask:?}");
+    }
+
+    fn free(&mut self, pick: usize) {
+        if self.live.is_empty() {
+            return;
+        }
+        let chunks = self.live.swap_remove(pick % self.live.len());
+        for placed in chunks {
+            let (_, requested_bytes) = self.arena.lookup(placed.handle).unwrap();
+            let released = self.arena.release(placed.handle).unwrap();
+            assert_eq!(
+                (released.size_bytes, released.requested_bytes),
+                (placed.chunk.size_bytes, requested_bytes)
+            );
+            self.model.free(&placed.chunk).unwrap_or_else(|violation| panic!("{violation}"));
+            self.freed.push(placed.handle);
+        }
+    }
+
+    fn expect_unknown(&mut self, handle: BlockHandle) {
+        let before = self.arena.statistics();
+        let BlockHandle { index, generation } = handle;
+        assert_eq!(self.arena.release(handle), Err(FlexError::UnknownAllocation { index, generation }));
+        assert_eq!(self.arena.lookup(handle), None);
+        assert_eq!(self.arena.statistics(), before);
+    }
+
+    fn release_free_regions(&mut self, device_keeps: bool) {
+        let leaving = self.arena.start_release_of_free_regions();
+        let slots: Vec<usize> = leaving.iter().map(|(slot, _)| usize::from(slot.0)).collect();
+        assert_eq!(slots, self.model.free_regions());
+        self.check();
+        for (slot, _) in leaving {
+            if device_keeps {
+                self.arena.region_kept(slot);
+            } else {
+                self.arena.region_released(slot);
+                self.model.return_region(usize::from(slot.0));
+            }
+        }
+    }
+}
+
+fn plans() -> impl Strategy<Value = (Topology, RegionOrder, Vec<Op>)> {
+    let order = prop_oneof![Just(RegionOrder::MostFree), Just(RegionOrder::LeastFree)];
+    (topologies(), order).prop_flat_map(|(topology, order)| {
+        let ops = ops(topology.domain_count(), 250);
+        (Just(topology), Just(order), ops)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_runs_agree_with_the_model((topology, order, ops) in plans()) {
+        let mut run = Run::new(&topology, order);
+        for op in &ops {
+            run.step(op);
+        }
+        while !run.live.is_empty() {
+            run.step(&Op::Free { pick: 0 });
+        }
+        run.step(&Op::ReleaseFreeRegions { device_keeps: false });
+        prop_assert_eq!(run.arena.statistics().reserved_bytes.current, 0);
+        prop_assert_eq!(run.arena.region_ids().count(), 0);
+    }
+}

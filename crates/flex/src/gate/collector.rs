@@ -1,0 +1,241 @@
+//! Collector threads: they collect for threads that entered the ladder detached.
+//!
+//! Such a thread must not attach by itself: its caller may hold locks that a thread in the interpreter wants, and
+//! attaching has no deadline. A collector thread may wait for the interpreter as long as it takes; the request
+//! that asked gives up at its deadline.
+//!
+//! Lock: `Gate::state`; a job's phase and answer change only under it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use super::flight::{LandOnDrop, Outcome};
+use super::{Gate, Generation, Petition, State, ThreadToken};
+use crate::fork::is_forked;
+use crate::lock::Unlocked;
+use crate::pressure::{Hints, PressureCounters, SkipReason};
+
+/// What a collector thread is asked to do.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Task {
+    /// Collect, for the flight with this epoch.
+    Collect { generation: Generation, epoch: u64 },
+    /// Ask the interpreter why memory may still be held.
+    Hints,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    /// The collection ended; its flight has landed.
+    Collected(Outcome),
+    /// Nobody could hold the interpreter against the requester: it collects by itself, so that in a program with
+    /// one thread finalizers stay on that thread.
+    Alone,
+    Hints(Hints),
+}
+
+const QUEUED: u8 = 0;
+const ATTACHING: u8 = 1;
+const RUNNING: u8 = 2;
+const CANCELLED: u8 = 3;
+const ABANDONED: u8 = 4;
+
+/// One job.
+pub(super) struct Job {
+    task: Task,
+    petition: Petition,
+    phase: AtomicU8,
+    answer: Mutex<Option<Answer>>,
+}
+
+impl Job {
+    fn phase(&self) -> u8 {
+        self.phase.load(Ordering::Relaxed)
+    }
+
+    fn set_phase(&self, phase: u8) {
+        self.phase.store(phase, Ordering::Relaxed);
+    }
+
+    fn take_answer(&self) -> Option<Answer> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Gate {
+    /// Has a collector thread run the flight's collection, and waits for it, bounded.
+    pub(super) fn delegate(
+        &self,
+        proof: &Unlocked<'_>,
+        petition: &Petition,
+        generation: Generation,
+        epoch: u64,
+    ) -> Outcome {
+        match self.ask_collector(Task::Collect { generation, epoch }, petition) {
+            Ok(Answer::Collected(outcome)) => outcome,
+            Ok(Answer::Alone) => {
+                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                self.reclaimer.attached(proof, petition.entry.thread, &mut || {
+                    landing.outcome = self.run_collection(proof, petition, generation, false);
+                });
+                landing.outcome
+            }
+            Ok(Answer::Hints(_)) => unreachable!("a collection is not answered with hints"),
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// What the interpreter says about memory that is still held; nothing if it cannot be asked in time.
+    pub(super) fn hints(&self, proof: &Unlocked<'_>, petition: &Petition) -> Hints {
+        if is_forked() || self.is_closing() {
+            return Hints::default();
+        }
+        if petition.entry.attached {
+            return self.reclaimer.hints(proof, petition.entry.thread_ident);
+        }
+        match self.ask_collector(Task::Hints, petition) {
+            Ok(Answer::Hints(hints)) => hints,
+            _ => Hints::default(),
+        }
+    }
+
+    /// Queues a job and waits for its answer. A collection whose answer does not come in time is cancelled if it
+    /// has not begun, and lands; if it has, it is abandoned, and lands when it ends.
+    fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, SkipReason> {
+        let job = Arc::new(Job {
+            task,
+            petition: petition.clone(),
+            phase: AtomicU8::new(QUEUED),
+            answer: Mutex::new(None),
+        });
+        self.queue(&job)?;
+        let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        loop {
+            if let Some(answer) = job.take_answer() {
+                return Ok(answer);
+            }
+            let left = petition.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_closing() {
+                let reason = if self.is_closing() { SkipReason::Finalizing } else { SkipReason::Timeout };
+                self.give_up(&mut state, &job, reason);
+                return Err(reason);
+            }
+            state = self.wait(state, left);
+        }
+    }
+
+    fn give_up(&self, state: &mut State, job: &Job, reason: SkipReason) {
+        let running = job.phase() == RUNNING;
+        job.set_phase(if running { ABANDONED } else { CANCELLED });
+        let Task::Collect { generation, epoch } = job.task else { return };
+        if !running {
+            state.land(epoch, generation, Err(reason));
+            self.changed.notify_all();
+        } else if reason == SkipReason::Timeout {
+            PressureCounters::add(&job.petition.counters.collectors_abandoned, 1);
+            state.mark_overdue(epoch);
+        }
+    }
+
+    /// Queues a job for an idle or attaching collector thread, or starts a new one.
+    fn queue(&self, job: &Arc<Job>) -> Result<(), SkipReason> {
+        let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        state.jobs.push_back(Arc::clone(job));
+        if state.idle_collectors + state.attaching_collectors >= state.jobs.len() {
+            self.work.notify_one();
+            return Ok(());
+        }
+        drop(state);
+        let Err(_) = self.start_collector() else { return Ok(()) };
+        let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        job.set_phase(CANCELLED);
+        if let Task::Collect { generation, epoch } = job.task {
+            state.land(epoch, generation, Err(SkipReason::Uninitialized));
+            self.changed.notify_all();
+        }
+        Err(SkipReason::Uninitialized)
+    }
+
+    fn start_collector(&self) -> std::io::Result<()> {
+        let Some(gate) = self.me.upgrade() else { return Err(std::io::Error::other("the gate is gone")) };
+        let builder = thread::Builder::new().name("flex-collector".into()).stack_size(8 << 20);
+        builder.spawn(move || gate.serve_jobs()).map(drop)
+    }
+
+    /// The life of a collector thread. Idle, it waits detached.
+    fn serve_jobs(&self) {
+        let proof = Unlocked::on_collector_thread();
+        let me = self.reclaimer.new_thread(&proof);
+        let Ok(mut state) = self.lock() else { return };
+        state.resting_collectors.push(me);
+        while !self.is_closing() {
+            let Some(job) = state.jobs.pop_front() else {
+                state.idle_collectors += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle_collectors -= 1;
+                continue;
+            };
+            if job.phase() == CANCELLED {
+                continue;
+            }
+            job.set_phase(ATTACHING);
+            state.attaching_collectors += 1;
+            drop(state);
+            if self.reclaimer.is_finalizing() {
+                return;
+            }
+            // A panic of the reclaimer has been reported by the panic hook; the job then goes unanswered.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                self.reclaimer.attached(&proof, me, &mut || self.serve(&proof, me, &job));
+            }));
+            let Ok(locked) = self.lock() else { return };
+            state = locked;
+            state.resting_collectors.push(me);
+        }
+    }
+
+    /// Answers one job, attached.
+    fn serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>) {
+        {
+            let Ok(mut state) = self.lock() else { return };
+            state.attaching_collectors -= 1;
+            state.resting_collectors.retain(|thread| *thread != me);
+            if job.phase() == CANCELLED {
+                return;
+            }
+            job.set_phase(RUNNING);
+        }
+        let answer = self.answer(proof, me, job);
+        if is_forked() {
+            // This process is the child of a fork made in a finalizer; nothing above this frame is Python.
+            self.reclaimer.end_forked_child();
+        }
+        let Ok(mut state) = self.lock() else { return };
+        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) = (job.task, answer, job.phase()) {
+            // Nobody is left to collect by itself.
+            state.land(epoch, generation, Err(SkipReason::Timeout));
+        }
+        *job.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        self.changed.notify_all();
+    }
+
+    fn answer(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Job) -> Answer {
+        let petition = &job.petition;
+        match job.task {
+            Task::Hints => Answer::Hints(self.reclaimer.hints(proof, petition.entry.thread_ident)),
+            Task::Collect { generation, epoch } => {
+                let ignore = |thread| thread == me || self.is_resting(thread);
+                if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
+                    return Answer::Alone;
+                }
+                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                landing.outcome = self.run_collection(proof, petition, generation, true);
+                Answer::Collected(landing.outcome)
+            }
+        }
+    }
+}

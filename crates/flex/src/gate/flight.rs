@@ -1,0 +1,215 @@
+//! Flights: one collection at a time, and what became of the last ones.
+//!
+//! A flight takes off when a request finds none in the air, and lands when its collection ends, whoever runs it.
+//! Its epoch tells whether it took off after a request had failed: then it counts as that request's collection.
+
+use std::time::{Duration, Instant};
+
+use super::{Gate, Generation, Petition, State};
+use crate::fork::is_forked;
+use crate::gate::Collected;
+use crate::lock::Unlocked;
+use crate::pressure::SkipReason;
+
+/// How many landings are remembered for requests that wait for them.
+const REMEMBERED_LANDINGS: usize = 32;
+
+/// The longest step between two looks at a foreign collection.
+const LONGEST_POLL: Duration = Duration::from_millis(50);
+
+/// The flight in the air.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flight {
+    epoch: u64,
+    /// Somebody's deadline passed while waiting for it. Later requests do not wait for it at all.
+    overdue: bool,
+}
+
+/// How a collection ended.
+pub(super) type Outcome = Result<Collected, SkipReason>;
+
+/// A flight that has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Landing {
+    pub(super) epoch: u64,
+    pub(super) generation: Generation,
+    pub(super) outcome: Outcome,
+}
+
+/// What a request got from the gate.
+pub(super) enum Turn {
+    /// Its own collection.
+    Own(Outcome),
+    /// Somebody else's landed while it waited; `None` if so many did that it is forgotten, or none in time.
+    Shared(Option<Landing>),
+}
+
+impl State {
+    fn take_off(&mut self) -> u64 {
+        self.epoch += 1;
+        self.flight = Some(Flight { epoch: self.epoch, overdue: false });
+        self.epoch
+    }
+
+    /// Ends a flight. Once: a second call for the same epoch changes nothing.
+    pub(super) fn land(&mut self, epoch: u64, generation: Generation, outcome: Outcome) {
+        if self.flight.is_some_and(|flight| flight.epoch == epoch) {
+            self.flight = None;
+            if self.landings.len() == REMEMBERED_LANDINGS {
+                self.landings.pop_front();
+            }
+            self.landings.push_back(Landing { epoch, generation, outcome });
+        }
+    }
+
+    pub(super) fn mark_overdue(&mut self, epoch: u64) {
+        if let Some(flight) = &mut self.flight
+            && flight.epoch == epoch
+        {
+            flight.overdue = true;
+        }
+    }
+}
+
+impl Gate {
+    /// The epoch of the newest flight: later ones began after this call.
+    pub(super) fn epoch(&self) -> u64 {
+        self.lock().map_or(0, |state| state.epoch)
+    }
+
+    /// Runs a collection for a request, or waits for the one in flight.
+    pub(super) fn collect(&self, proof: &Unlocked<'_>, petition: &Petition, generation: Generation) -> Turn {
+        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked)) };
+        if self.is_closing() {
+            return Turn::Own(Err(SkipReason::Finalizing));
+        }
+        match state.flight {
+            Some(Flight { overdue: true, .. }) => Turn::Own(Err(SkipReason::Timeout)),
+            Some(flight) => {
+                drop(state);
+                self.share(proof, petition, flight.epoch)
+            }
+            None => {
+                let epoch = state.take_off();
+                drop(state);
+                Turn::Own(self.fly(proof, petition, generation, epoch))
+            }
+        }
+    }
+
+    /// Waits for the flight of another request.
+    fn share(&self, proof: &Unlocked<'_>, petition: &Petition, epoch: u64) -> Turn {
+        let mut landing = None;
+        self.wait_detached(proof, petition, &mut || landing = self.wait_for_landing(petition, epoch));
+        Turn::Shared(landing)
+    }
+
+    fn wait_for_landing(&self, petition: &Petition, epoch: u64) -> Option<Landing> {
+        let mut state = self.lock().ok()?;
+        loop {
+            if state.flight.is_none_or(|flight| flight.epoch != epoch) || self.is_closing() {
+                return state.landings.iter().find(|landing| landing.epoch == epoch).copied();
+            }
+            let left = petition.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                state.mark_overdue(epoch);
+                return None;
+            }
+            state = self.wait(state, left);
+        }
+    }
+
+    /// Runs the collection of a flight where the request's thread may: inline if it was attached, else through a
+    /// collector thread.
+    fn fly(&self, proof: &Unlocked<'_>, petition: &Petition, generation: Generation, epoch: u64) -> Outcome {
+        if !petition.entry.attached {
+            return self.delegate(proof, petition, generation, epoch);
+        }
+        let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+        landing.outcome = self.run_collection(proof, petition, generation, false);
+        landing.outcome
+    }
+
+    /// One collection on this thread, which is attached. If another thread is collecting, polls until it is done.
+    pub(super) fn run_collection(
+        &self,
+        proof: &Unlocked<'_>,
+        petition: &Petition,
+        generation: Generation,
+        on_collector: bool,
+    ) -> Outcome {
+        let mut poll = Duration::from_micros(500);
+        loop {
+            if petition.respect_disable && !self.reclaimer.collector_enabled(proof) {
+                return Err(SkipReason::Disabled);
+            }
+            let stopped = self.reclaimer.collections_stopped();
+            let collected = self.reclaimer.collect(proof, generation);
+            if is_forked() {
+                return Err(SkipReason::Forked);
+            }
+            if collected.ran {
+                petition.counters.count_collection(generation == Generation::Full, collected.elapsed);
+                return Ok(collected);
+            }
+            let unseen = !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
+            if petition.entry.in_collection || unseen {
+                return Err(SkipReason::Reentrant);
+            }
+            if petition.is_late() {
+                return Err(SkipReason::Timeout);
+            }
+            self.reclaimer.detached(proof, &mut || self.wait_for_foreign_stop(petition, stopped, poll));
+            if is_forked() {
+                return Err(SkipReason::Forked);
+            }
+            if self.is_closing() {
+                return Err(SkipReason::Finalizing);
+            }
+            poll = (poll * 2).min(LONGEST_POLL);
+        }
+    }
+
+    /// Waits until a collection is seen to stop, or for one step: seeing it is a hint, never trusted alone.
+    fn wait_for_foreign_stop(&self, petition: &Petition, stopped: u64, step: Duration) {
+        let end = petition.deadline.min(Instant::now() + step);
+        let Ok(mut state) = self.lock() else { return };
+        while self.reclaimer.collections_stopped() == stopped && !self.is_closing() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.wait(state, left);
+        }
+    }
+
+    /// Runs `body`, which waits, with the request's thread detached.
+    pub(super) fn wait_detached(&self, proof: &Unlocked<'_>, petition: &Petition, body: &mut dyn FnMut()) {
+        if petition.entry.attached { self.reclaimer.detached(proof, body) } else { body() }
+    }
+
+    pub(super) fn is_resting(&self, thread: super::ThreadToken) -> bool {
+        self.lock().is_ok_and(|state| state.resting_collectors.contains(&thread))
+    }
+
+    pub(super) fn land(&self, epoch: u64, generation: Generation, outcome: Outcome) {
+        if let Ok(mut state) = self.lock() {
+            state.land(epoch, generation, outcome);
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Lands a flight also when its collection unwinds.
+pub(super) struct LandOnDrop<'a> {
+    pub(super) gate: &'a Gate,
+    pub(super) epoch: u64,
+    pub(super) generation: Generation,
+    pub(super) outcome: Outcome,
+}
+
+impl Drop for LandOnDrop<'_> {
+    fn drop(&mut self) {
+        self.gate.land(self.epoch, self.generation, self.outcome);
+    }
+}

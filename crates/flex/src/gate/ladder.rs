@@ -1,0 +1,235 @@
+//! The reclaim ladder: what is tried for one exhausted request, rung by rung, with a search after each.
+//!
+//! Rung 0, draining pending frees and refusing requests that no state could serve, is the allocator's. Then:
+//! one collection at a time; young generations; full collections while they free something; waiting for memory
+//! that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::flight::Turn;
+use super::{CollectPolicy, Gate, Generation, Petition, PolicySettings};
+use crate::fork::Forked;
+use crate::lock::AllocatorGuard;
+use crate::pressure::collecting::{self, CollectionKind};
+use crate::pressure::{MemoryPressureCallback, PressureRequest, SkipReason, Verdict};
+
+/// Full collections in a row that free no byte of the device before a request stops repeating them: other threads
+/// may make garbage for ever.
+const DRY_COLLECTIONS: u32 = 4;
+
+/// How often a request starts over because collections freed memory that it did not get.
+const ROUNDS: u32 = 64;
+
+/// How long a request waits for a free that another thread has begun.
+const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
+
+/// How long the interpreter may take to explain a failure.
+const HINTS_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The ladder as a memory-pressure callback: one call runs all rungs.
+pub(super) struct Ladder {
+    gate: Arc<Gate>,
+}
+
+impl Ladder {
+    pub(super) fn new(gate: Arc<Gate>) -> Self {
+        Ladder { gate }
+    }
+}
+
+impl MemoryPressureCallback for Ladder {
+    fn on_pressure(&self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Verdict {
+        // In a forked child the allocator answers for itself.
+        let _ = Climb::start(&self.gate, guard).and_then(|mut climb| climb.run(guard, request));
+        Verdict::GiveUp
+    }
+}
+
+/// One request on its way up.
+struct Climb<'a> {
+    gate: &'a Gate,
+    policy: PolicySettings,
+    petition: Petition,
+    /// A flight with a later epoch began after this request had failed.
+    since_epoch: u64,
+    reclaimed_at_start: u64,
+}
+
+/// What a collection meant for the request.
+enum Step {
+    /// It counts as this request's.
+    Counted { objects: u64, freed_bytes: u64 },
+    /// It began too early to count, or was a young one.
+    Shared,
+    /// None can run for this request.
+    Skipped,
+}
+
+impl<'a> Climb<'a> {
+    fn start(gate: &'a Gate, guard: &mut AllocatorGuard<'_>) -> Result<Self, Forked> {
+        let counters = Arc::clone(guard.counters());
+        let policy = gate.policy();
+        let deadline = Instant::now() + policy.timeout;
+        let (entry, since_epoch) = guard.unlocked(|_| (gate.reclaimer.entry(), gate.epoch()))?;
+        let reclaimed_at_start = counters.reclaimed();
+        let respect_disable = policy.collect == CollectPolicy::RespectDisable;
+        let petition = Petition { entry, deadline, respect_disable, counters };
+        Ok(Climb { gate, policy, petition, since_epoch, reclaimed_at_start })
+    }
+
+    fn run(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
+        match self.why_not() {
+            Some(reason) => skip(request, reason),
+            None => self.collect(guard, request)?,
+        }
+        if request.report.skipped == Some(SkipReason::Finalizing) {
+            // Waking a daemon thread into a dying interpreter ends the process; see the reclaimer.
+            return guard.unlocked(|_| self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline));
+        }
+        if !guard.search(request)? && guard.frees_in_flight() {
+            guard.unlocked(|proof| {
+                self.gate.wait_detached(proof, &self.petition, &mut || thread::sleep(FREE_IN_FLIGHT_WAIT));
+            })?;
+        }
+        if !guard.search(request)? && self.petition.entry.unavailable.is_none() {
+            let petition = Petition { deadline: Instant::now() + HINTS_TIMEOUT, ..self.petition.clone() };
+            request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
+        }
+        request.report.reclaimed_bytes = self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
+        Ok(())
+    }
+
+    /// Why this request may not collect, known before trying.
+    fn why_not(&self) -> Option<SkipReason> {
+        if self.policy.collect == CollectPolicy::Off {
+            Some(SkipReason::Policy)
+        } else if collecting::kind() == Some(CollectionKind::Gate) {
+            Some(SkipReason::Reentrant)
+        } else if self.gate.is_closing() {
+            Some(SkipReason::Finalizing)
+        } else {
+            self.petition.entry.unavailable
+        }
+    }
+
+    /// Young, then full collections, until a search succeeds or nothing more is to be hoped for.
+    fn collect(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
+        if self.policy.escalate && self.gate.reclaimer.young_is_cheap() {
+            let step = self.step(guard, request, Generation::Young)?;
+            if guard.search(request)? || matches!(step, Step::Skipped) {
+                return Ok(());
+            }
+        }
+        let mut freed_before = self.petition.counters.collection_freed();
+        for _ in 0..ROUNDS {
+            let freed_own = match self.collect_full(guard, request)? {
+                Full::Done => return Ok(()),
+                Full::Fruitless { freed_bytes } => freed_bytes,
+            };
+            // The memory that a collection freed, ours or a foreign one, may have gone to others: it was there.
+            let freed = self.petition.counters.collection_freed();
+            if freed_own == 0 && freed == freed_before {
+                return Ok(());
+            }
+            freed_before = freed;
+            if self.petition.is_late() {
+                request.report.timed_out = true;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Full collections, repeated while they find garbage: it comes in waves.
+    fn collect_full(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<Full, Forked> {
+        let (mut dry, mut freed_total) = (0, 0);
+        loop {
+            let step = self.step(guard, request, Generation::Full)?;
+            if guard.search(request)? {
+                return Ok(Full::Done);
+            }
+            guard.register(request)?;
+            match step {
+                Step::Skipped => return Ok(Full::Done),
+                Step::Shared => {}
+                Step::Counted { objects, freed_bytes } => {
+                    freed_total += freed_bytes;
+                    dry = if freed_bytes > 0 { 0 } else { dry + 1 };
+                    if objects == 0 || dry == DRY_COLLECTIONS {
+                        return Ok(Full::Fruitless { freed_bytes: freed_total });
+                    }
+                }
+            }
+            if self.petition.is_late() {
+                request.report.timed_out = true;
+                return Ok(Full::Done);
+            }
+        }
+    }
+
+    /// One collection, own or shared.
+    fn step(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+        generation: Generation,
+    ) -> Result<Step, Forked> {
+        let freed_before = self.petition.counters.collection_freed();
+        let turn = guard.unlocked(|proof| self.gate.collect(proof, &self.petition, generation))?;
+        let freed_bytes = self.petition.counters.collection_freed().saturating_sub(freed_before);
+        let (collected, own) = match turn {
+            Turn::Own(Ok(collected)) => (collected, true),
+            Turn::Shared(Some(landing)) => match landing.outcome {
+                Ok(collected) if landing.epoch > self.since_epoch && landing.generation == Generation::Full => {
+                    self.since_epoch = landing.epoch;
+                    (collected, false)
+                }
+                _ => return Ok(self.unshared(request)),
+            },
+            Turn::Own(Err(reason)) => {
+                skip(request, reason);
+                return Ok(Step::Skipped);
+            }
+            Turn::Shared(None) => return Ok(self.unshared(request)),
+        };
+        count(request, if own { generation } else { Generation::Full }, own, collected.elapsed);
+        Ok(Step::Counted { objects: collected.objects, freed_bytes })
+    }
+
+    /// Somebody else's collection did not count: go on, unless there is no time left.
+    fn unshared(&self, request: &mut PressureRequest) -> Step {
+        if self.gate.is_closing() {
+            skip(request, SkipReason::Finalizing);
+            return Step::Skipped;
+        }
+        if self.petition.is_late() {
+            skip(request, SkipReason::Timeout);
+            return Step::Skipped;
+        }
+        Step::Shared
+    }
+}
+
+/// How a series of full collections ended without success.
+enum Full {
+    /// Served, out of time, or unable to collect.
+    Done,
+    /// The last one found nothing more.
+    Fruitless { freed_bytes: u64 },
+}
+
+fn skip(request: &mut PressureRequest, reason: SkipReason) {
+    request.report.skipped.get_or_insert(reason);
+    request.report.timed_out |= reason == SkipReason::Timeout;
+}
+
+fn count(request: &mut PressureRequest, generation: Generation, own: bool, elapsed: Duration) {
+    request.own_collections += u32::from(own);
+    request.report.collection_time += elapsed;
+    match generation {
+        Generation::Young => request.report.young_collections += 1,
+        Generation::Full => request.report.full_collections += 1,
+    }
+}

@@ -1,0 +1,147 @@
+//! The gate: one per interpreter, shared by all its allocators. It lets one collection run at a time, and knows
+//! whether it really ran.
+//!
+//! Lock: `Gate::state`, a leaf like the allocator mutex and never taken together with it. Nothing waits while
+//! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
+//! thread has the deadline of the request; an attached thread detaches for it.
+
+mod collector;
+mod flight;
+mod ladder;
+mod policy;
+mod reclaimer;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+pub use policy::{CollectPolicy, PolicySettings};
+pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
+
+use collector::Job;
+use flight::{Flight, Landing};
+use ladder::Ladder;
+use policy::Policy;
+
+use crate::fork::{Forked, is_forked};
+use crate::pressure::{PressureCounters, SharedCallback};
+use crate::rank;
+
+/// Serialises the collections of one interpreter.
+pub struct Gate {
+    /// For the collector threads it starts.
+    me: Weak<Gate>,
+    reclaimer: Arc<dyn Reclaimer>,
+    policy: Policy,
+    state: Mutex<State>,
+    /// A flight landed, a job was answered, a foreign collection stopped, or the gate closes.
+    changed: Condvar,
+    /// A job was queued, or the gate closes.
+    work: Condvar,
+    closing: AtomicBool,
+}
+
+/// What `Gate::state` protects.
+#[derive(Default)]
+struct State {
+    /// Epoch of the newest flight.
+    epoch: u64,
+    flight: Option<Flight>,
+    /// The newest landings, oldest first.
+    landings: VecDeque<Landing>,
+    jobs: VecDeque<Arc<Job>>,
+    /// Collector threads that wait for a job.
+    idle_collectors: usize,
+    /// Collector threads that wait to attach.
+    attaching_collectors: usize,
+    /// The thread states of collector threads that run no job.
+    resting_collectors: Vec<ThreadToken>,
+}
+
+/// One request at the gate.
+#[derive(Clone)]
+struct Petition {
+    entry: Entry,
+    deadline: Instant,
+    respect_disable: bool,
+    counters: Arc<PressureCounters>,
+}
+
+impl Petition {
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+}
+
+/// How long [`Gate::close`] waits for the collection in flight.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Gate {
+    /// Makes the gate of an interpreter.
+    pub fn new(reclaimer: Arc<dyn Reclaimer>, settings: PolicySettings) -> Arc<Self> {
+        Arc::new_cyclic(|me| Gate {
+            me: Weak::clone(me),
+            reclaimer,
+            policy: Policy::new(settings),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            work: Condvar::new(),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    /// The memory-pressure callback that runs the reclaim ladder through this gate.
+    pub fn ladder(self: &Arc<Self>) -> SharedCallback {
+        Arc::new(Ladder::new(Arc::clone(self)))
+    }
+
+    /// The settings now.
+    pub fn policy(&self) -> PolicySettings {
+        self.policy.get()
+    }
+
+    /// Changes the settings for requests that begin afterwards.
+    pub fn set_policy(&self, settings: PolicySettings) {
+        self.policy.set(settings);
+    }
+
+    /// To be called when a collection was seen to stop, on any thread: those who wait for it look again.
+    pub fn collection_stopped(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Closes the gate at interpreter exit: no collection begins afterwards, and requests that wait for one end.
+    /// Waits, bounded, for the collection in flight. The calling thread must be detached.
+    pub fn close(&self) {
+        let Ok(mut state) = self.lock() else { return };
+        self.closing.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+        self.work.notify_all();
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        while state.flight.is_some() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.wait(state, left);
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>, Forked> {
+        if is_forked() {
+            return Err(Forked);
+        }
+        rank::assert_unlocked("lock the gate");
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits for a change, at most for `timeout`. The caller looks at the state again in any case.
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+    }
+}

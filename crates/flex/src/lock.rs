@@ -1,0 +1,224 @@
+//! The allocator mutex, its guard, and the proof that it is free.
+//!
+//! The mutex is a leaf: while a thread holds it, it waits for nothing and runs no foreign code. The guard is
+//! handed to the memory-pressure callback by `&mut`; the only way to release it is [`AllocatorGuard::unlocked`],
+//! which locks again on return and on unwind. There is no public way to lock an allocator, hence none to lock two.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::fork::{Forked, is_forked};
+use crate::regions::Unserved;
+use crate::shared::{Shared, State};
+use crate::statistics::Statistics;
+use crate::pressure::{PressureCounters, PressureRequest};
+use crate::rank;
+
+/// The locked allocator, as a memory-pressure callback gets it.
+///
+/// It may be looked at; whatever takes time, waits, or runs foreign code belongs into [`unlocked`](Self::unlocked).
+pub struct AllocatorGuard<'a> {
+    shared: &'a Shared,
+    /// `None` only while unlocked, and for good in a forked child.
+    state: Option<MutexGuard<'a, State>>,
+    /// Invariant in `'a`, so that a callback cannot swap guards of different allocators.
+    invariant: PhantomData<fn(&'a ()) -> &'a ()>,
+}
+
+/// Proof that the mutex of the allocator under pressure is free: what attaches to an interpreter takes one.
+///
+/// It lives only as long as the body of [`AllocatorGuard::unlocked`] and cannot be sent to another thread. It
+/// says nothing about other allocators; for those there is the debug check [`rank::assert_unlocked`].
+pub struct Unlocked<'a> {
+    scope: PhantomData<&'a mut ()>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Unlocked<'_> {
+    /// For a thread of the gate's own, which has never locked anything.
+    pub(crate) fn on_collector_thread() -> Self {
+        Unlocked { scope: PhantomData, not_send: PhantomData }
+    }
+}
+
+impl<'a> AllocatorGuard<'a> {
+    /// Releases the mutex, runs `body`, and locks again, also when `body` unwinds.
+    ///
+    /// # Errors
+    /// [`Forked`] if this process is a forked child, before or after `body`: the mutex stays untouched then and
+    /// the guard is empty.
+    pub fn unlocked<R>(&mut self, body: impl FnOnce(&Unlocked<'_>) -> R) -> Result<R, Forked> {
+        struct Relock<'g, 'a>(&'g mut AllocatorGuard<'a>);
+        impl Drop for Relock<'_, '_> {
+            fn drop(&mut self) {
+                self.0.state = self.0.shared.lock_state();
+            }
+        }
+        if is_forked() || self.state.is_none() {
+            self.abandon();
+            return Err(Forked);
+        }
+        self.release();
+        let relock = Relock(self);
+        let result = body(&Unlocked { scope: PhantomData, not_send: PhantomData });
+        drop(relock);
+        if self.state.is_some() { Ok(result) } else { Err(Forked) }
+    }
+
+    /// Tries to serve the request now, draining pending frees first. Once true, it stays true.
+    ///
+    /// # Errors
+    /// [`Forked`] in a forked child.
+    pub fn search(&mut self, request: &mut PressureRequest) -> Result<bool, Forked> {
+        loop {
+            let shared = self.shared;
+            let state = self.state()?;
+            shared.drain(state);
+            if request.granted.is_none() {
+                request.granted = state.waiters.collect(request);
+            }
+            if request.granted.is_none() {
+                request.granted = match self.place(&mut request.placement, &mut request.refusal) {
+                    Ok(chunks) => Some(chunks),
+                    Err(Unserved::Forked) => return Err(Forked),
+                    Err(Unserved::Exhausted | Unserved::Impossible) => None,
+                };
+            }
+            if request.granted.is_some() || shared.pending.is_empty() {
+                return Ok(request.granted.is_some());
+            }
+        }
+    }
+
+    /// From now on whoever frees memory serves the request before younger registered ones, until it ends.
+    ///
+    /// # Errors
+    /// [`Forked`] in a forked child.
+    pub fn register(&mut self, request: &mut PressureRequest) -> Result<(), Forked> {
+        self.state()?.waiters.register(request);
+        Ok(())
+    }
+
+    /// A consistent snapshot of the statistics, after draining.
+    ///
+    /// # Errors
+    /// [`Forked`] in a forked child.
+    pub fn statistics(&mut self) -> Result<Statistics, Forked> {
+        let shared = self.shared;
+        let state = self.state()?;
+        shared.drain(state);
+        Ok(state.arena.statistics())
+    }
+
+    /// The pressure counters of this allocator.
+    pub fn counters(&self) -> &'a Arc<PressureCounters> {
+        &self.shared.counters
+    }
+
+    /// Whether frees of other threads have begun and not finished.
+    pub fn frees_in_flight(&self) -> bool {
+        self.shared.frees_in_flight.load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn state(&mut self) -> Result<&mut State, Forked> {
+        if is_forked() {
+            self.abandon();
+        }
+        self.state.as_deref_mut().ok_or(Forked)
+    }
+
+    pub(crate) fn shared(&self) -> &'a Shared {
+        self.shared
+    }
+
+    /// Waits, with the mutex released, until another thread has finished acquiring or releasing a region, or
+    /// `timeout` has passed.
+    pub(crate) fn wait_for_region(&mut self, timeout: Duration) -> Result<(), Forked> {
+        self.state()?;
+        let Some(state) = self.state.take() else { return Err(Forked) };
+        rank::released();
+        let (state, _) =
+            self.shared.region_changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner);
+        rank::acquired();
+        self.state = Some(state);
+        self.state().map(|_| ())
+    }
+
+    fn release(&mut self) {
+        if let Some(state) = self.state.take() {
+            drop(state);
+            rank::released();
+            self.shared.after_unlock();
+        }
+    }
+
+    /// In a forked child the inherited mutex must not be touched, not even to unlock it.
+    fn abandon(&mut self) {
+        if let Some(state) = self.state.take() {
+            std::mem::forget(state);
+            rank::released();
+        }
+    }
+}
+
+impl Drop for AllocatorGuard<'_> {
+    fn drop(&mut self) {
+        if is_forked() { self.abandon() } else { self.release() }
+    }
+}
+
+impl Shared {
+    /// Locks the allocator.
+    pub(crate) fn lock(&self) -> Result<AllocatorGuard<'_>, Forked> {
+        let state = self.lock_state().ok_or(Forked)?;
+        Ok(AllocatorGuard { shared: self, state: Some(state), invariant: PhantomData })
+    }
+
+    /// Locks the allocator if nobody holds it.
+    pub(crate) fn try_lock(&self) -> Option<AllocatorGuard<'_>> {
+        if is_forked() {
+            return None;
+        }
+        let state = match self.mutex.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        rank::acquired();
+        Some(AllocatorGuard { shared: self, state: Some(state), invariant: PhantomData })
+    }
+
+    fn lock_state(&self) -> Option<MutexGuard<'_, State>> {
+        if is_forked() {
+            return None;
+        }
+        rank::assert_unlocked("lock an allocator");
+        // A callback may panic while it only looks; the state is consistent between our own statements.
+        let state = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        rank::acquired();
+        Some(state)
+    }
+
+    /// After every unlock: drain what was pushed while the mutex was held, or it would be stranded.
+    pub(crate) fn after_unlock(&self) {
+        loop {
+            // Pairs with the fence of a push: either it sees the mutex free, or we see what it pushed.
+            fence(Ordering::SeqCst);
+            if self.pending.is_empty() || is_forked() {
+                return;
+            }
+            let Ok(mut state) = self.mutex.try_lock().or_else(|error| match error {
+                TryLockError::Poisoned(poisoned) => Ok(poisoned.into_inner()),
+                TryLockError::WouldBlock => Err(()),
+            }) else {
+                return; // The holder looks again after its own unlock.
+            };
+            rank::acquired();
+            self.drain(&mut state);
+            drop(state);
+            rank::released();
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What this thread is doing for reclamation: collecting, or inside the ladder.
+//!
+//! Thread-locals without destructors, so that a free during thread exit may still ask. The reclaimer marks
+//! collections; the allocator marks the ladder.
+
+use std::cell::Cell;
+
+/// Whose collection runs on this thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CollectionKind {
+    /// The gate asked for it.
+    Gate,
+    /// The program or its automatic collector did.
+    Foreign,
+}
+
+thread_local! {
+    static KIND: Cell<Option<CollectionKind>> = const { Cell::new(None) };
+    static IN_PRESSURE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The collection that runs on this thread, as far as is known. A foreign mark is a hint: it goes stale when the
+/// program removes the reclaimer's observer in the middle of a collection.
+#[inline]
+pub fn kind() -> Option<CollectionKind> {
+    KIND.get()
+}
+
+/// Marks the beginning or the end of a foreign collection. Inside a collection of the gate it changes nothing.
+pub fn mark_foreign(running: bool) {
+    if KIND.get() != Some(CollectionKind::Gate) {
+        KIND.set(running.then_some(CollectionKind::Foreign));
+    }
+}
+
+/// Whether this thread is inside the ladder of some request, its callback and hooks included.
+#[inline]
+pub fn in_pressure() -> bool {
+    IN_PRESSURE.get()
+}
+
+/// Marks this thread as running a collection of the gate until dropped.
+pub struct GateCollection {
+    before: Option<CollectionKind>,
+}
+
+impl GateCollection {
+    /// Begins the mark.
+    #[must_use]
+    pub fn begin() -> Self {
+        GateCollection { before: KIND.replace(Some(CollectionKind::Gate)) }
+    }
+}
+
+impl Drop for GateCollection {
+    fn drop(&mut self) {
+        KIND.set(self.before);
+    }
+}
+
+/// Marks this thread as being in the ladder until dropped.
+pub(crate) struct InPressure(());
+
+impl InPressure {
+    /// Begins the mark; `None` if this thread is in the ladder already.
+    pub(crate) fn begin() -> Option<Self> {
+        (!IN_PRESSURE.replace(true)).then_some(InPressure(()))
+    }
+}
+
+impl Drop for InPressure {
+    fn drop(&mut self) {
+        IN_PRESSURE.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_nest_and_end() {
+        assert_eq!(kind(), None);
+        mark_foreign(true);
+        assert_eq!(kind(), Some(CollectionKind::Foreign));
+        {
+            let _own = GateCollection::begin();
+            mark_foreign(false);
+            assert_eq!(kind(), Some(CollectionKind::Gate), "the observer also sees our own collection end");
+        }
+        assert_eq!(kind(), Some(CollectionKind::Foreign));
+        mark_foreign(false);
+        assert_eq!(kind(), None);
+        let first = InPressure::begin();
+        assert!(first.is_some() && in_pressure());
+        assert!(InPressure::begin().is_none());
+        drop(first);
+        assert!(!in_pressure());
+    }
+}

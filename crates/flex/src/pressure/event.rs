@@ -1,0 +1,133 @@
+//! One pressure event from the failed search to its end. Lock: entered and left with the allocator mutex held.
+
+use super::collecting::InPressure;
+use super::counters::PressureCounters;
+use super::report::SkipReason;
+use super::request::PressureRequest;
+use super::{MAX_ATTEMPTS, SharedCallback, Verdict};
+use crate::arena::{Chunks, Request};
+use crate::error::{FlexError, OutOfMemory};
+use crate::fork::Forked;
+use crate::lock::AllocatorGuard;
+
+/// Runs the event of a request whose search has just failed.
+///
+/// `callback` is the caller's variable, so that a replaced callback is dropped after the guard: dropping one may
+/// run foreign code.
+pub(crate) fn exhausted(
+    guard: &mut AllocatorGuard<'_>,
+    placement: Request,
+    refusal: Option<FlexError>,
+    callback: &mut Option<SharedCallback>,
+) -> Result<Chunks, FlexError> {
+    let state = guard.state()?;
+    state.arena.count_retry();
+    callback.clone_from(&state.callback);
+    let figures = state.arena.figures(&placement);
+    let mut event = Event::begin(guard, PressureRequest::new(placement, refusal, figures));
+    match callback {
+        Some(callback) => event.call(callback)?,
+        None => event.request.report.skipped = Some(SkipReason::Uninitialized),
+    }
+    event.end()
+}
+
+/// Counts an event once, and gives back what its request was granted, however it ends.
+struct Event<'g, 'a> {
+    guard: &'g mut AllocatorGuard<'a>,
+    request: PressureRequest,
+    rescued: bool,
+}
+
+impl<'g, 'a> Event<'g, 'a> {
+    fn begin(guard: &'g mut AllocatorGuard<'a>, request: PressureRequest) -> Self {
+        PressureCounters::add(&guard.counters().events, 1);
+        Event { guard, request, rescued: false }
+    }
+
+    /// Calls the callback until a search succeeds or it gives up.
+    fn call(&mut self, callback: &SharedCallback) -> Result<(), Forked> {
+        let Some(_in_pressure) = InPressure::begin() else {
+            self.request.report.skipped = Some(SkipReason::Reentrant);
+            return Ok(());
+        };
+        for attempt in 1..=MAX_ATTEMPTS {
+            self.request.attempt = attempt;
+            let verdict = callback.on_pressure(self.guard, &mut self.request);
+            if self.guard.search(&mut self.request)? || verdict == Verdict::GiveUp {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory, or the error with the figures of the search that has just failed. Where the device refused a
+    /// region, that is the error.
+    fn end(mut self) -> Result<Chunks, FlexError> {
+        if self.guard.search(&mut self.request)?
+            && let Some(chunks) = self.request.granted.take()
+        {
+            self.rescued = true;
+            return Ok(chunks);
+        }
+        match self.request.refusal.take() {
+            Some(refusal) => Err(refusal),
+            None => Err(out_of_memory(self.guard, &self.request, true)?),
+        }
+    }
+}
+
+impl Drop for Event<'_, '_> {
+    fn drop(&mut self) {
+        let counters = self.guard.counters();
+        PressureCounters::add(if self.rescued { &counters.rescued } else { &counters.failed }, 1);
+        if self.rescued && self.request.own_collections == 0 {
+            PressureCounters::add(&counters.coalesced, 1);
+        }
+        let report = &self.request.report;
+        if let Some(reason) = report.skipped
+            && report.young_collections + report.full_collections == 0
+        {
+            counters.count_skip(reason);
+        }
+        give_back(self.guard, &mut self.request);
+    }
+}
+
+fn give_back(guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) {
+    let shared = guard.shared();
+    let Ok(state) = guard.state() else { return };
+    let waiting = request.ticket.take().and_then(|ticket| state.waiters.unregister(ticket));
+    let mut freed = false;
+    for placed in waiting.iter().chain(&request.granted).flatten() {
+        let released = state.arena.release(placed.handle);
+        debug_assert!(released.is_ok(), "a granted block is live: {released:?}");
+        freed = true;
+    }
+    request.granted = None;
+    if freed {
+        shared.serve(state);
+    }
+}
+
+/// The error for a request that cannot be served, counted; figures and counters of one critical section.
+pub(crate) fn out_of_memory(
+    guard: &mut AllocatorGuard<'_>,
+    request: &PressureRequest,
+    possible: bool,
+) -> Result<FlexError, Forked> {
+    let state = guard.state()?;
+    state.arena.count_out_of_memory();
+    let figures = state.arena.figures(&request.placement);
+    Ok(FlexError::OutOfMemory(Box::new(OutOfMemory {
+        requested_bytes: request.placement.requested_bytes,
+        capacity_bytes: figures.capacity_bytes,
+        free_bytes: figures.free_bytes,
+        largest_free_bytes: figures.largest_free_bytes,
+        largest_region_bytes: figures.largest_region_bytes,
+        domains: request.placement.domains.clone(),
+        memory_type: request.placement.memory_type,
+        possible,
+        reclaim: request.report,
+    })))
+}

@@ -1,0 +1,64 @@
+//! Requests that registered for memory, oldest first.
+//!
+//! Without them a request can lose every race for memory it helped to free. Lock: the allocator mutex.
+
+use super::request::PressureRequest;
+use crate::arena::{Chunks, Request};
+
+/// A registered request's place in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+struct Waiter {
+    ticket: Ticket,
+    placement: Request,
+    granted: Option<Chunks>,
+}
+
+/// The registered requests of one allocator.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    /// In order of registration.
+    queue: Vec<Waiter>,
+    next_ticket: u64,
+}
+
+impl Waiters {
+    /// Registers a request; a second time it keeps its place.
+    pub(crate) fn register(&mut self, request: &mut PressureRequest) {
+        if request.ticket.is_some() || request.granted.is_some() {
+            return;
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.queue.push(Waiter { ticket, placement: request.placement.clone(), granted: None });
+        request.ticket = Some(ticket);
+    }
+
+    /// Takes what a request was granted since it last looked.
+    pub(crate) fn collect(&mut self, request: &PressureRequest) -> Option<Chunks> {
+        let ticket = request.ticket?;
+        self.queue.iter_mut().find(|waiter| waiter.ticket == ticket)?.granted.take()
+    }
+
+    /// Ends a registration and returns what was granted and not taken.
+    pub(crate) fn unregister(&mut self, ticket: Ticket) -> Option<Chunks> {
+        let index = self.queue.iter().position(|waiter| waiter.ticket == ticket)?;
+        self.queue.remove(index).granted
+    }
+
+    /// Grants memory to every request that has none and that `place` can serve, oldest first.
+    #[inline]
+    pub(crate) fn serve(&mut self, mut place: impl FnMut(&Request) -> Option<Chunks>) {
+        for waiter in &mut self.queue {
+            if waiter.granted.is_none() {
+                waiter.granted = place(&waiter.placement);
+            }
+        }
+    }
+
+    /// Every block that was granted and not taken yet.
+    pub(crate) fn granted(&self) -> impl Iterator<Item = &Chunks> {
+        self.queue.iter().filter_map(|waiter| waiter.granted.as_ref())
+    }
+}

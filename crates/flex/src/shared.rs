@@ -1,0 +1,171 @@
+//! What the handles of one allocator share: the mutex and what it protects, and what is reached without it.
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::arena::{Arena, BlockHandle, Chunks, Placed, Request, Unplaced};
+use crate::device::Device;
+use crate::error::FlexError;
+use crate::fork::is_forked;
+use crate::pending::PendingFrees;
+use crate::pressure::waiters::Waiters;
+use crate::pressure::{PressureCounters, SharedCallback, collecting};
+use crate::units::ALIGNMENT_BYTES;
+
+/// What a poisoned fresh block is filled with.
+pub(crate) const POISON_FRESH: u8 = 0xcd;
+/// What a poisoned freed block is filled with.
+pub(crate) const POISON_FREED: u8 = 0xdd;
+
+/// One allocator. Lock: `mutex` protects [`State`]; every other field is atomic, immutable, or says its rule.
+pub(crate) struct Shared {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) mutex: Mutex<State>,
+    /// Signalled, with the mutex, when a region has been acquired or released.
+    pub(crate) region_changed: Condvar,
+    pub(crate) pending: PendingFrees,
+    /// Raised before a free looks at the mutex, lowered when its block is back or pending.
+    pub(crate) frees_in_flight: AtomicUsize,
+    pub(crate) counters: Arc<PressureCounters>,
+    /// Fill fresh and freed blocks with a pattern.
+    pub(crate) poison: bool,
+}
+
+/// What the mutex protects.
+pub(crate) struct State {
+    pub(crate) arena: Arena,
+    pub(crate) waiters: Waiters,
+    pub(crate) callback: Option<SharedCallback>,
+}
+
+impl Shared {
+    /// Drains at most one batch of pending frees and serves registered requests with what came free.
+    #[inline]
+    pub(crate) fn drain(&self, state: &mut State) {
+        if self.pending.is_empty() {
+            return;
+        }
+        self.pending.drain(|handle| {
+            // A stale handle is a double free of a foreign owner: it changes nothing.
+            let _ = state.arena.release(handle);
+        });
+        self.serve(state);
+    }
+
+    /// Places a request, or says why not. Drains until there is nothing left to drain.
+    pub(crate) fn place(&self, state: &mut State, request: &Request) -> Result<Chunks, Unplaced> {
+        loop {
+            self.drain(state);
+            match state.arena.place(request) {
+                Ok(chunks) => {
+                    self.prepare(&chunks);
+                    return Ok(chunks);
+                }
+                // The region is reserved for the caller already.
+                Err(unplaced @ Unplaced::NeedsRegion(_)) => return Err(unplaced),
+                Err(_) if !self.pending.is_empty() => {}
+                Err(unplaced) => return Err(unplaced),
+            }
+        }
+    }
+
+    /// Serves registered requests, oldest first. Called after memory came free.
+    pub(crate) fn serve(&self, state: &mut State) {
+        let State { arena, waiters, .. } = state;
+        waiters.serve(|placement| match arena.place(placement) {
+            Ok(chunks) => {
+                self.prepare(&chunks);
+                Some(chunks)
+            }
+            Err(unplaced) => {
+                if let Unplaced::NeedsRegion(slot) = unplaced {
+                    // This thread is freeing: it does not wait for a device. The request will ask itself.
+                    arena.region_failed(slot);
+                }
+                None
+            }
+        });
+    }
+
+    /// Frees a block on any thread, inside a collection or not. Never blocks: if the mutex is taken, the block
+    /// goes to the pending list.
+    ///
+    /// # Errors
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. A stale handle that meets
+    /// a taken mutex may be found out only later, and is then dropped.
+    pub(crate) fn free(&self, handle: BlockHandle) -> Result<(), FlexError> {
+        if is_forked() {
+            return Ok(());
+        }
+        let _in_flight = InFlight::new(&self.frees_in_flight);
+        if collecting::kind().is_some()
+            && let Some(units) = self.pending.size_units(handle)
+        {
+            self.counters.count_freed(u64::from(units) * ALIGNMENT_BYTES);
+        }
+        if let Some(mut guard) = self.try_lock() {
+            let shared = guard.shared();
+            let Ok(state) = guard.state() else { return Ok(()) };
+            state.arena.release(handle)?;
+            shared.serve(state);
+            shared.drain(state);
+            return Ok(());
+        }
+        if !self.pending.push(handle) {
+            return Err(FlexError::UnknownAllocation { index: handle.index, generation: handle.generation });
+        }
+        fence(Ordering::SeqCst);
+        self.after_unlock();
+        Ok(())
+    }
+
+    /// Drains everything that is pending.
+    pub(crate) fn drain_all(&self, state: &mut State) {
+        while !self.pending.is_empty() {
+            self.drain(state);
+        }
+    }
+
+    /// As [`free`](Self::free), filling the block first if blocks are poisoned: it is still the caller's.
+    pub(crate) fn free_chunk(&self, placed: Placed) -> Result<(), FlexError> {
+        if self.poison && !is_forked() {
+            self.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FREED)?;
+        }
+        self.free(placed.handle)
+    }
+
+    fn prepare(&self, chunks: &Chunks) {
+        for placed in chunks {
+            self.pending.prepare(placed.handle, (placed.chunk.size_bytes / ALIGNMENT_BYTES) as u32);
+        }
+    }
+}
+
+impl Drop for Shared {
+    /// Gives the regions back. The device reports its own failures; nobody is left to act on them here.
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        let state = self.mutex.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for region_id in state.arena.region_ids() {
+            let _ = self.device.release_region(region_id);
+        }
+    }
+}
+
+/// Counts a free while it is under way, also when it unwinds.
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl<'a> InFlight<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        InFlight(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
