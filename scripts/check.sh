@@ -26,8 +26,11 @@ find crates/torch-spyre/shim \( -name '*.cpp' -o -name '*.h' \) -exec .venv/bin/
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
 
-say "Documents: links"
+say "Documents: links, and examples in Rust"
 .venv/bin/python scripts/check_links.py
+cargo build --package flex
+rustdoc --edition 2024 --test docs/lock_ordering.md \
+    -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
 
 say "Pressure scenarios with debug checks on"
 scripts/extension.sh checked
