@@ -167,6 +167,7 @@ def make_venv(deps: Path) -> None:
         if stamp.is_file() and stamp.read_text() == wanted:
             return
         say(f"Making .venv for Python {sys.version.split()[0]}")
+        stamp.unlink(missing_ok=True)
         subprocess.run([BASE_PYTHON, "-m", "venv", "--clear", "--without-pip", str(VENV)], check=True)
         packages = site_packages(deps)
         path_file = site_packages(VENV) / "_torch_spyre_deps.pth"
@@ -208,8 +209,8 @@ def main() -> None:
             make_venv(install_packages(cache))
     except subprocess.CalledProcessError as error:
         sys.exit(f"error: {' '.join(map(str, error.cmd[:6]))} … failed with status {error.returncode}")
-    except PermissionError as error:
-        sys.exit(f"error: {error}; set TORCH_SPYRE_CACHE to a folder that you can write to")
+    except OSError as error:
+        sys.exit(f"error: {error} (packages go to {cache}; TORCH_SPYRE_CACHE chooses another folder)")
 
 
 if __name__ == "__main__":

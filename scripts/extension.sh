@@ -39,6 +39,14 @@ install_editable() {
     touch "$info"
 }
 
+# cargo does not see when .venv has become another environment: another interpreter, another PyTorch.
+if [ -e target/made-for ] && ! cmp -s .venv/made-for target/made-for; then
+    for old in dev release checked; do
+        cargo clean --quiet --profile "$old" --package torch-spyre --package pyo3-build-config --package pyo3-ffi
+    done
+fi
+cp .venv/made-for target/made-for
+
 if [ ! -e "target/$profile/libtorch_spyre_c.$suffix" ]; then
     say "Building the extension (profile $profile; some minutes the first time)"
 fi
