@@ -18,7 +18,8 @@ say "Python: ruff"
 .venv/bin/ruff check "${python_code[@]}"
 .venv/bin/ruff format --check "${python_code[@]}"
 say "Python: mypy"
-.venv/bin/python -m mypy python/torch_spyre scripts
+.venv/bin/python -m mypy
+.venv/bin/python -m mypy scripts
 
 say "C++: clang-format"
 find crates/torch-spyre/shim \( -name '*.cpp' -o -name '*.h' \) -exec .venv/bin/clang-format --dry-run -Werror {} +

@@ -60,8 +60,8 @@ release)
 checked)
     rm -rf target/checked/python
     mkdir -p target/checked/python
-    cp -R python/torch_spyre target/checked/python/
-    rm -f target/checked/python/torch_spyre/_C.*
+    cp -R python/. target/checked/python
+    rm -f target/checked/python/torch_spyre/_C.*.so
     place checked target/checked/python/torch_spyre
     ;;
 *) die "unknown profile $profile" ;;
