@@ -1,0 +1,36 @@
+# Every command of the project. The work is done by the scripts in scripts/; `make help` lists what there is.
+#
+# Each command sets up whatever it needs first, so a fresh clone can start with any of them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench lock clean
+
+help: ## List the commands
+	@echo "Usage: make COMMAND"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept."
+
+setup: ## Check the tools, make .venv, build the extension (the other commands do this first)
+	@scripts/setup.sh
+
+demo: setup ## Train a small network on a device that is too small, without and with garbage collection
+	@.venv/bin/python examples/digits/demo.py
+
+test: setup ## Run the Rust and the Python tests
+	@scripts/test.sh
+
+check: setup ## Formatting, lints, types, documentation, and the pressure scenarios with debug checks on
+	@scripts/check.sh
+
+bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
+	@.venv/bin/python benches/python/overhead.py
+
+lock: setup ## Renew requirements/lock.txt from requirements/dev.in
+	@.venv/bin/python scripts/environment.py lock
+
+clean: ## Remove what the other commands made in this checkout (the package cache stays)
+	@scripts/clean.sh

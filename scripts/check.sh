@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Everything that `make test` does not look at: formatting, lints, types, documentation, and the pressure
+# scenarios on a build of the extension with its debug checks on (a thread that attaches to Python while it
+# holds an allocator mutex panics there).
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+python_code=(python tests examples benches scripts)
+
+say "Rust: format"
+cargo fmt --all -- --check
+say "Rust: clippy"
+cargo clippy --workspace --all-targets -- -D warnings
+say "Rust: documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+say "Python: ruff"
+.venv/bin/ruff check "${python_code[@]}"
+.venv/bin/ruff format --check "${python_code[@]}"
+say "Python: mypy"
+.venv/bin/python -m mypy
+.venv/bin/python -m mypy scripts
+
+say "C++: clang-format"
+find crates/torch-spyre/shim \( -name '*.cpp' -o -name '*.h' \) -exec .venv/bin/clang-format --dry-run -Werror {} +
+
+say "Shell: shellcheck"
+.venv/bin/shellcheck scripts/*.sh .ci/run
+
+say "Documents: links, and examples in Rust"
+.venv/bin/python scripts/check_links.py
+cargo build --package flex
+rustdoc --edition 2024 --test docs/lock_ordering.md \
+    -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
+
+say "Pressure scenarios with debug checks on"
+scripts/extension.sh checked
+checked=$root/target/checked/python
+PYTHONPATH=$checked .venv/bin/python -c '
+import sys, torch, torch_spyre
+assert torch_spyre.__file__.startswith(sys.argv[1]), torch_spyre.__file__' "$checked"
+PYTHONPATH=$checked .venv/bin/python -m pytest tests/python -m pressure -o pythonpath="$checked"
+
+say "All checks passed"

@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# What every script needs: where the checkout is, how to talk, and one set of build variables for all of them
+# (a variable that differs between two cargo runs would rebuild the extension each time).
+# To be sourced after `set -euo pipefail`.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+
+say() { printf '==> %s\n' "$*"; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# The build finds Python and PyTorch in the checkout's environment, and builds inside the checkout.
+export PYO3_PYTHON="$root/.venv/bin/python"
+export TORCH_SPYRE_PYTHON="$root/.venv/bin/python"
+export CARGO_TARGET_DIR="$root/target"
+
+# Without a terminal, logs are plain.
+if [ ! -t 1 ]; then
+    export CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
+fi
+
+# Prints the first interpreter that is CPython 3.11 or later: $PYTHON alone if it is set.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}

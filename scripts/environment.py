@@ -1,0 +1,220 @@
+"""Make the Python environment: the packages once per machine, a light .venv per checkout.
+
+The packages take 5.7 GB (PyTorch brings its CUDA libraries along), so they are installed once, into
+`$TORCH_SPYRE_CACHE/deps-KEY/` (by default `~/.cache/torch-spyre/deps-KEY/`). KEY names the interpreter's ABI
+and the content of `requirements/`, so a changed requirement makes a new folder and never changes an old one.
+The checkout's `.venv` holds little more than a path file that adds that folder.
+
+An interrupted run leaves nothing that a later one takes for good: the packages are installed under a
+temporary name that is renamed when complete, and `.venv` is good once its stamp, written last, is there. A
+lock keeps parallel runs apart.
+
+    environment.py          make what is missing
+    environment.py lock     write requirements/lock.txt anew, from requirements/dev.in alone
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIRECT = ROOT / "requirements/dev.in"
+LOCK = ROOT / "requirements/lock.txt"
+VENV = ROOT / ".venv"
+
+DOWNLOAD_BYTES = 3 << 30
+INSTALLED_BYTES = 6 << 30
+HEARTBEAT_S = 20
+
+# What `.venv/bin` offers beside `python`: modules to run, and programs that the packages bring.
+MODULES = {"pip": "pip", "pytest": "pytest", "mypy": "mypy", "torchrun": "torch.distributed.run"}
+PROGRAMS = ("ruff", "maturin", "shellcheck")
+# Not sys.executable: that may be a virtual environment, even the one that is to be made.
+BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)
+
+IMPORTS = "import torch, numpy, sklearn, matplotlib, rich, pytest, mypy, maturin, clang_format"
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def cache_folder() -> Path:
+    chosen = os.environ.get("TORCH_SPYRE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "torch-spyre"
+
+
+def key() -> str:
+    lines = (DIRECT.read_text() + LOCK.read_text()).splitlines()
+    wanted = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
+    return f"{sysconfig.get_config_var('SOABI')}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+
+
+def site_packages(environment: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return environment / "lib" / version / "site-packages"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`, saying so when that means waiting."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting for another set-up to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def heartbeat(folder: Path) -> Iterator[None]:
+    """Without a terminal there is no progress bar: print a line now and then instead."""
+    if sys.stdout.isatty():
+        yield
+        return
+    done = threading.Event()
+    started = time.monotonic()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            size = subprocess.run(["du", "-sk", folder], capture_output=True, text=True, check=False).stdout
+            mib = int(size.split()[0]) >> 10 if size else 0
+            print(f"    … {time.monotonic() - started:.0f} s, {mib} MiB on disk", flush=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def pip_install(environment: Path, *arguments: str) -> None:
+    """Install into `environment`, unpacking beside it: /tmp is too small on many machines."""
+    scratch = environment / "tmp"
+    scratch.mkdir()
+    command = [str(environment / "bin/python"), "-m", "pip", "install", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--root-user-action", "ignore"]
+    if not sys.stdout.isatty():
+        command += ["--quiet", "--progress-bar", "off"]
+    with heartbeat(environment):
+        subprocess.run([*command, *arguments], env={**os.environ, "TMPDIR": str(scratch)}, check=True)
+    shutil.rmtree(scratch)
+
+
+def check_disk(cache: Path) -> None:
+    free = shutil.disk_usage(cache).free
+    needed = DOWNLOAD_BYTES + INSTALLED_BYTES
+    if free < needed:
+        sys.exit(
+            f"error: {cache} has {free >> 30} GiB free and the Python packages need {needed >> 30} GiB "
+            "while they are installed; set TORCH_SPYRE_CACHE to a folder with more room"
+        )
+
+
+def fresh_environment(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    subprocess.run([BASE_PYTHON, "-m", "venv", str(path)], check=True)
+
+
+def install_packages(cache: Path) -> Path:
+    """Return the folder with the packages, installed there first if need be."""
+    deps = cache / f"deps-{key()}"
+    if deps.is_dir():
+        return deps
+    with locked(cache / f"deps-{key()}.lock"):
+        if deps.is_dir():
+            return deps
+        check_disk(cache)
+        say(f"Installing the Python packages into {deps} (once per machine; 3 GB to download, some minutes)")
+        part = deps.with_suffix(".part")
+        fresh_environment(part)
+        pip_install(part, "-r", str(DIRECT), "-c", str(LOCK))
+        subprocess.run([str(part / "bin/python"), "-c", IMPORTS], check=True)
+        for script in (part / "bin").iterdir():
+            # Their first line names the temporary folder; .venv/bin has its own.
+            if script.is_file() and not script.is_symlink() and script.read_bytes()[:2] == b"#!":
+                script.unlink()
+        part.rename(deps)
+    return deps
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def make_venv(deps: Path) -> None:
+    """Make `.venv`, which sees the packages in `deps`."""
+    stamp = VENV / "made-for"
+    wanted = f"{deps}\n{BASE_PYTHON}\n{sys.version}\n"
+    with locked(ROOT / "target/venv.lock"):
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return
+        say(f"Making .venv for Python {sys.version.split()[0]}")
+        stamp.unlink(missing_ok=True)
+        subprocess.run([BASE_PYTHON, "-m", "venv", "--clear", "--without-pip", str(VENV)], check=True)
+        packages = site_packages(deps)
+        path_file = site_packages(VENV) / "_torch_spyre_deps.pth"
+        path_file.write_text(f"import site; site.addsitedir({str(packages)!r})\n")
+        for name, module in MODULES.items():
+            write_program(VENV / "bin" / name, f'#!/bin/sh\nexec "$(dirname "$0")/python" -m {module} "$@"\n')
+        for name in PROGRAMS:
+            (VENV / "bin" / name).symlink_to(deps / "bin" / name)
+        (VENV / "bin/clang-format").symlink_to(packages / "clang_format/data/bin/clang-format")
+        stamp.write_text(wanted)
+
+
+def write_lock(cache: Path) -> None:
+    """Resolve requirements/dev.in anew, in an environment that is thrown away."""
+    scratch = cache / "lock.part"
+    with locked(cache / "lock.lock"):
+        check_disk(cache)
+        say("Resolving requirements/dev.in")
+        fresh_environment(scratch)
+        pip_install(scratch, "-r", str(DIRECT))
+        listed = subprocess.run(
+            [str(scratch / "bin/python"), "-m", "pip", "freeze", "--all", "--exclude", "pip"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        header = [line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("#")]
+        LOCK.write_text("".join(header) + listed)
+        shutil.rmtree(scratch)
+
+
+def main() -> None:
+    cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if sys.argv[1:] == ["lock"]:
+            write_lock(cache)
+        else:
+            make_venv(install_packages(cache))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {' '.join(map(str, error.cmd[:6]))} … failed with status {error.returncode}")
+    except OSError as error:
+        sys.exit(f"error: {error} (packages go to {cache}; TORCH_SPYRE_CACHE chooses another folder)")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; run the same command again to go on")

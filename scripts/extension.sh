@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Builds the extension module and puts it where Python finds it.
+#
+#   extension.sh            the release build, placed in python/torch_spyre, which .venv sees (an editable install)
+#   extension.sh checked    the build with debug assertions (lock ranks, accounting), placed with a copy of the
+#                           Python package in target/checked/python: put that folder on PYTHONPATH to use it
+#
+# A library that a running program has loaded is replaced by rename, never overwritten.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+profile=${1:-release}
+packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+suffix=so
+if [ "$(uname)" = Darwin ]; then suffix=dylib; fi
+
+# place PROFILE FOLDER
+place() {
+    local built=target/$1/libtorch_spyre_c.$suffix placed=$2/_C.abi3.so
+    if ! cmp -s "$built" "$placed"; then
+        cp "$built" "$placed.$$"
+        mv -f "$placed.$$" "$placed"
+    fi
+}
+
+# The metadata makes `import torch` find the device (an entry point), the path file makes the package importable.
+install_editable() {
+    local info
+    info=$(find "$packages" -maxdepth 1 -name 'torch_spyre_flex-*.dist-info' -newer pyproject.toml -newer Cargo.toml)
+    if [ -n "$info" ]; then return; fi
+    say "Installing torch_spyre into .venv (editable)"
+    rm -rf "$packages"/torch_spyre_flex-*.dist-info
+    printf '%s\n' "$root/python" >"$packages/torch_spyre_flex.pth"
+    info=$(.venv/bin/maturin pep517 write-dist-info --quiet --metadata-directory "$packages" \
+        --interpreter .venv/bin/python | tail -n 1)
+    info=$packages/$info
+    echo make >"$info/INSTALLER"
+    (cd "$packages" && find "$(basename "$info")" torch_spyre_flex.pth -type f -printf '%p,,\n') >"$info/RECORD"
+    touch "$info"
+}
+
+# cargo does not see when .venv has become another environment: another interpreter, another PyTorch.
+if [ -e target/made-for ] && ! cmp -s .venv/made-for target/made-for; then
+    for old in dev release checked; do
+        cargo clean --quiet --profile "$old" --package torch-spyre --package pyo3-build-config --package pyo3-ffi
+    done
+fi
+cp .venv/made-for target/made-for
+
+if [ ! -e "target/$profile/libtorch_spyre_c.$suffix" ]; then
+    say "Building the extension (profile $profile; some minutes the first time)"
+fi
+cargo build --package torch-spyre --profile "$profile"
+
+case $profile in
+release)
+    place release python/torch_spyre
+    install_editable
+    ;;
+checked)
+    rm -rf target/checked/python
+    mkdir -p target/checked/python
+    cp -R python/. target/checked/python
+    rm -f target/checked/python/torch_spyre/_C.*.so
+    place checked target/checked/python/torch_spyre
+    ;;
+*) die "unknown profile $profile" ;;
+esac
