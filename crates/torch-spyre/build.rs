@@ -104,7 +104,8 @@ fn find_torch(python: &Path) -> Result<Torch, String> {
 /// Reads version and headers of the torch in `directory`; `python` is for messages only.
 fn read_torch(directory: PathBuf, python: &str) -> Result<Torch, String> {
     let file = directory.join("version.py");
-    let text = fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    let text =
+        fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
     let version = text
         .lines()
         .find_map(|line| line.strip_prefix("__version__ = "))
@@ -216,7 +217,8 @@ fn compiler(torch: &Torch) -> cc::Build {
 }
 
 fn files_in(directory: &str, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).unwrap_or_else(|error| fail(&format!("cannot list {directory}: {error}")));
+    let entries =
+        fs::read_dir(directory).unwrap_or_else(|error| fail(&format!("cannot list {directory}: {error}")));
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|found| found == extension))
@@ -229,7 +231,9 @@ fn fingerprint<'a>(files: impl IntoIterator<Item = &'a Path>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for file in files {
         file.hash(&mut hasher);
-        fs::read(file).unwrap_or_else(|error| fail(&format!("cannot read {}: {error}", file.display()))).hash(&mut hasher);
+        fs::read(file)
+            .unwrap_or_else(|error| fail(&format!("cannot read {}: {error}", file.display())))
+            .hash(&mut hasher);
     }
     hasher.finish()
 }

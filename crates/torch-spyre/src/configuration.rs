@@ -15,7 +15,8 @@ const MAX_REGIONS: &str = "FLEX_MAX_REGIONS";
 const DOMAINS: &str = "FLEX_NUM_MEMORY_DOMAINS";
 const DEBUG: &str = "TORCH_SPYRE_ALLOC_DEBUG";
 
-const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison";
+const KEYS: &str =
+    "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison";
 
 /// The most devices a process may have: a device number is one byte of a tensor's context.
 pub(crate) const MAX_DEVICES: u64 = 64;
@@ -217,7 +218,11 @@ fn size_bytes(text: &str) -> Option<u64> {
         .unwrap_or((&text, 0));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || !is_number(whole) || !is_number(fraction) || (fraction.is_empty() && digits.contains('.')) {
+    if whole.is_empty()
+        || !is_number(whole)
+        || !is_number(fraction)
+        || (fraction.is_empty() && digits.contains('.'))
+    {
         return None;
     }
     let whole: u128 = whole.parse().ok()?;

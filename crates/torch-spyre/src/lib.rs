@@ -25,13 +25,14 @@ static BUILT_FOR_TORCH_MARKER: &[u8] =
 
 /// The extension module.
 #[pyo3::pymodule(gil_used = false)]
+#[allow(non_snake_case)] // The name Python imports.
 mod _C {
     use pyo3::prelude::*;
 
     #[pymodule_export]
     use crate::bindings::device::{
-        configuration, current_device, device_count, device_properties, initialize, is_in_bad_fork, set_device,
-        shutdown,
+        configuration, current_device, device_count, device_properties, initialize, is_in_bad_fork,
+        set_device, shutdown,
     };
     #[pymodule_export]
     use crate::bindings::memory::{
@@ -64,7 +65,8 @@ mod _C {
 
         #[pymodule_export]
         use crate::bindings::flex_core::{
-            Allocation, AllocationDirective, FlexAllocator, MemoryType, PlacementPolicy, PressureRequest, Topology,
+            Allocation, AllocationDirective, FlexAllocator, MemoryType, PlacementPolicy, PressureRequest,
+            Topology,
         };
 
         #[pymodule_init]

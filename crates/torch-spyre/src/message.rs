@@ -20,7 +20,11 @@ pub(crate) fn out_of_memory(error: &OutOfMemory, device: usize) -> String {
             text,
             " The request is above {}, the largest region of the device{}; no collection could help.",
             human(error.largest_region_bytes),
-            if error.requested_bytes <= error.largest_region_bytes { " or the memory fraction set for it" } else { "" },
+            if error.requested_bytes <= error.largest_region_bytes {
+                " or the memory fraction set for it"
+            } else {
+                ""
+            },
         );
         return text;
     }
@@ -41,9 +45,13 @@ fn tried(reclaim: &ReclaimReport) -> String {
         );
     }
     let reason = match reclaim.skipped {
-        Some(SkipReason::Policy) => "the GC policy is off; see torch.spyre.memory.set_pressure_policy(gc=\"always\")",
+        Some(SkipReason::Policy) => {
+            "the GC policy is off; see torch.spyre.memory.set_pressure_policy(gc=\"always\")"
+        }
         Some(SkipReason::Disabled) => "gc is disabled and the GC policy is respect_disable",
-        Some(SkipReason::Reentrant) => "this thread is already inside a collection or handling memory pressure",
+        Some(SkipReason::Reentrant) => {
+            "this thread is already inside a collection or handling memory pressure"
+        }
         Some(SkipReason::Finalizing) => "the interpreter is shutting down",
         Some(SkipReason::Timeout) => "no collection could run before the deadline",
         Some(SkipReason::Interpreter) => "this thread belongs to another interpreter",

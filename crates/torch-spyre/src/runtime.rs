@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use flex::gate::Gate;
 use flex::{
-    AllocationDirective, AllocatorOptions, BlockHandle, Chunk, DomainId, FlexAllocator, FlexError, RegionOrder, Topology,
+    AllocationDirective, AllocatorOptions, BlockHandle, Chunk, DomainId, FlexAllocator, FlexError,
+    RegionOrder, Topology,
 };
 use flex_sim::{RegionIdScheme, SimulatedDevice, SimulatedOptions};
 
@@ -40,7 +41,10 @@ impl Runtime {
     ///
     /// # Errors
     /// Why the devices cannot be made.
-    pub(crate) fn publish(configuration: Configuration, gate: Arc<Gate>) -> Result<&'static Runtime, FlexError> {
+    pub(crate) fn publish(
+        configuration: Configuration,
+        gate: Arc<Gate>,
+    ) -> Result<&'static Runtime, FlexError> {
         let count = usize::try_from(configuration.device_count).unwrap_or(usize::MAX);
         let devices = (0..count)
             .map(|index| DeviceMemory::new(index, &configuration, &gate))

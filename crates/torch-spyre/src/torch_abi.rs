@@ -20,7 +20,7 @@ const DEVICE_SHIFT: u32 = 56;
 
 /// `SpyreMessage`.
 #[repr(C)]
-pub struct Message {
+struct Message {
     text: *mut c_char,
     capacity: usize,
 }
@@ -28,7 +28,7 @@ pub struct Message {
 /// `SpyreStat`.
 #[repr(C)]
 #[derive(Default)]
-pub struct AbiStat {
+struct AbiStat {
     current: i64,
     peak: i64,
     allocated: i64,
@@ -38,7 +38,7 @@ pub struct AbiStat {
 /// `SpyreStatistics`.
 #[repr(C)]
 #[derive(Default)]
-pub struct AbiStatistics {
+struct AbiStatistics {
     allocated_bytes: AbiStat,
     requested_bytes: AbiStat,
     active_bytes: AbiStat,
@@ -265,7 +265,9 @@ fn report_usage(device: &DeviceMemory, address: *mut c_void, bytes: i64) {
     let Ok(statistics) = device.allocator.statistics() else { return };
     let (allocated, reserved) = (statistics.allocated_bytes.current, statistics.reserved_bytes.current);
     // SAFETY: no lock is held and the process is no forked child, or the statistics would have failed.
-    unsafe { spyre_shim_report_usage(address, bytes, allocated as usize, reserved as usize, device.index as i32) };
+    unsafe {
+        spyre_shim_report_usage(address, bytes, allocated as usize, reserved as usize, device.index as i32)
+    };
 }
 
 /// Number of devices; 0 before initialisation.
@@ -285,7 +287,11 @@ extern "C" fn spyre_rs_ensure_ready(message: Message) -> i32 {
 /// # Safety
 /// `out` is valid for writes, `message` names a buffer of its capacity.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn spyre_rs_statistics(device_index: i32, out: *mut AbiStatistics, message: Message) -> i32 {
+unsafe extern "C" fn spyre_rs_statistics(
+    device_index: i32,
+    out: *mut AbiStatistics,
+    message: Message,
+) -> i32 {
     status(&message, || {
         let device = device(device_index).map_err(Failure::error)?;
         let statistics = device.allocator.statistics().map_err(|error| Failure::of(error, device))?;

@@ -84,7 +84,8 @@ pub(crate) fn device_properties(py: Python<'_>, index: i32) -> PyResult<Bound<'_
     let device = device(index)?;
     let total_memory = device.allocator.statistics().map_err(runtime_error)?.capacity_bytes;
     let kind = torch_abi::ready().map_err(PyRuntimeError::new_err)?.configuration.kind;
-    let tensor_regions = device.topology.regions().iter().filter(|region| region.memory_type == MemoryType::Tensor);
+    let tensor_regions =
+        device.topology.regions().iter().filter(|region| region.memory_type == MemoryType::Tensor);
     let dict = PyDict::new(py);
     dict.set_item("name", format!("Simulated Spyre ({})", kind_name(kind)))?;
     dict.set_item("total_memory", total_memory)?;

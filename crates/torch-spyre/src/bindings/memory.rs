@@ -19,9 +19,12 @@ pub(crate) fn memory_stats(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyD
 pub(super) fn statistics_dict<'py>(py: Python<'py>, statistics: &Statistics) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, stat) in stats(statistics) {
-        for (field, value) in
-            [("current", stat.current), ("peak", stat.peak), ("allocated", stat.allocated), ("freed", stat.freed)]
-        {
+        for (field, value) in [
+            ("current", stat.current),
+            ("peak", stat.peak),
+            ("allocated", stat.allocated),
+            ("freed", stat.freed),
+        ] {
             dict.set_item(format!("{name}.all.{field}"), value)?;
         }
     }
@@ -66,7 +69,12 @@ pub(crate) fn memory_snapshot(py: Python<'_>, index: i32) -> PyResult<Bound<'_, 
     Ok(segments)
 }
 
-fn segment<'py>(py: Python<'py>, device: i32, base: u64, region: &RegionSnapshot) -> PyResult<Bound<'py, PyDict>> {
+fn segment<'py>(
+    py: Python<'py>,
+    device: i32,
+    base: u64,
+    region: &RegionSnapshot,
+) -> PyResult<Bound<'py, PyDict>> {
     let occupied = || region.blocks.iter().filter(|block| block.occupied);
     let allocated: u64 = occupied().map(|block| block.size_bytes).sum();
     let requested: u64 = occupied().map(|block| block.requested_bytes).sum();

@@ -48,8 +48,10 @@ pub(crate) fn allocate_native(
     let device = device(index)?;
     let run = move || (0..count).filter_map(|_| allocate_and_free(device, nbytes).err()).collect::<Vec<_>>();
     py.detach(|| {
-        let workers = (0..threads).map(|_| thread::Builder::new().spawn(run)).collect::<Result<Vec<_>, _>>()?;
-        let errors = workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| vec!["panicked".into()]));
+        let workers =
+            (0..threads).map(|_| thread::Builder::new().spawn(run)).collect::<Result<Vec<_>, _>>()?;
+        let errors =
+            workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| vec!["panicked".into()]));
         Ok(errors.collect())
     })
 }
@@ -83,5 +85,6 @@ pub(crate) fn hold_mutex(py: Python<'_>, index: i32, milliseconds: u64) -> PyRes
             thread::sleep(Duration::from_millis(milliseconds));
         })
     })?;
-    py.detach(move || is_held.recv()).map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
+    py.detach(move || is_held.recv())
+        .map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
 }

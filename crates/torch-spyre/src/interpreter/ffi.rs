@@ -93,9 +93,17 @@ pub(super) fn resolve() -> Result<(), String> {
         // SAFETY: CPython documents these functions with exactly these signatures.
         (Some(head), Some(next), Some(frame)) => Some(unsafe {
             Walk {
-                head: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Interpreter) -> ThreadState>(head),
-                next: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> ThreadState>(next),
-                frame: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> Object>(frame),
+                head: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C-unwind" fn(Interpreter) -> ThreadState,
+                >(head),
+                next: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C-unwind" fn(ThreadState) -> ThreadState,
+                >(next),
+                frame: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> Object>(
+                    frame,
+                ),
             }
         }),
         _ => None,
@@ -103,8 +111,12 @@ pub(super) fn resolve() -> Result<(), String> {
     // SAFETY: the signatures are CPython's, under both names; the caller is attached.
     let symbols = unsafe {
         Symbols {
-            current: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> ThreadState>(current),
-            is_finalizing: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> c_int>(is_finalizing),
+            current: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> ThreadState>(
+                current,
+            ),
+            is_finalizing: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> c_int>(
+                is_finalizing,
+            ),
             walk,
             interpreter: PyInterpreterState_Get(),
         }

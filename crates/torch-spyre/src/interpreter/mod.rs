@@ -50,10 +50,11 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
     Ok(gate)
 }
 
-const HINTS_SOURCE: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!("hints.py"), "\0").as_bytes()) {
-    Ok(source) => source,
-    Err(_) => panic!("hints.py has no NUL"),
-};
+const HINTS_SOURCE: &std::ffi::CStr =
+    match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!("hints.py"), "\0").as_bytes()) {
+        Ok(source) => source,
+        Err(_) => panic!("hints.py has no NUL"),
+    };
 
 fn is_free_threaded(py: Python<'_>) -> PyResult<bool> {
     let enabled = match py.import("sys")?.getattr("_is_gil_enabled") {

@@ -83,7 +83,9 @@ impl Allocation {
 
     fn __repr__(&self) -> String {
         match &self.lock().address {
-            Some(address) => format!("<Allocation of {} bytes in {} chunk(s)>", self.nbytes, address.chunks().len()),
+            Some(address) => {
+                format!("<Allocation of {} bytes in {} chunk(s)>", self.nbytes, address.chunks().len())
+            }
             None => format!("<freed Allocation of {} bytes>", self.nbytes),
         }
     }

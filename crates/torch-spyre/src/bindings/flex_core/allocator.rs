@@ -93,7 +93,9 @@ impl FlexAllocator {
             && !function.bind(py).is_callable()
         {
             let given = function.bind(py).repr()?;
-            return Err(PyTypeError::new_err(format!("invalid callback {given}: expected a callable or None")));
+            return Err(PyTypeError::new_err(format!(
+                "invalid callback {given}: expected a callable or None"
+            )));
         }
         let callback = function.as_ref().map(|_| {
             let callback: SharedCallback = Arc::new(PythonCallback { slot: Arc::clone(&self.slot) });

@@ -6,7 +6,12 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
-create_exception!(torch_spyre.flex, FlexError, PyException, "An operation of the allocator failed; it changed nothing.");
+create_exception!(
+    torch_spyre.flex,
+    FlexError,
+    PyException,
+    "An operation of the allocator failed; it changed nothing."
+);
 create_exception!(
     torch_spyre.flex,
     OutOfMemoryError,
@@ -15,9 +20,19 @@ create_exception!(
 );
 create_exception!(torch_spyre.flex, InvalidSizeError, FlexError, "A size of 0, or one that overflows.");
 create_exception!(torch_spyre.flex, InvalidPlacementError, FlexError, "A directive that contradicts itself.");
-create_exception!(torch_spyre.flex, UnknownAllocationError, FlexError, "An allocation that was freed already.");
+create_exception!(
+    torch_spyre.flex,
+    UnknownAllocationError,
+    FlexError,
+    "An allocation that was freed already."
+);
 create_exception!(torch_spyre.flex, UnknownDomainError, FlexError, "A domain that the device does not have.");
-create_exception!(torch_spyre.flex, RegionSetupError, FlexError, "A layout that cannot be, or a refused region.");
+create_exception!(
+    torch_spyre.flex,
+    RegionSetupError,
+    FlexError,
+    "A layout that cannot be, or a refused region."
+);
 create_exception!(torch_spyre.flex, DeviceError, FlexError, "The device failed.");
 
 /// Adds the exceptions to the module.
