@@ -10,6 +10,9 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 profile=${1:-release}
+mkdir -p target
+exec 9>target/extension.lock
+if command -v flock >/dev/null; then flock 9; fi # Runs at the same time take turns.
 packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 suffix=so
 if [ "$(uname)" = Darwin ]; then suffix=dylib; fi
