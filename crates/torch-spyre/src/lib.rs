@@ -54,6 +54,7 @@ mod _C {
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, hold_mutex, join_native_attached, validate,
+            want_lock_of_allocating_thread,
         };
     }
 

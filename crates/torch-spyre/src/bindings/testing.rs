@@ -1,6 +1,7 @@
 //! What tests need and programs do not: allocations from native threads and with the interpreter held, and a look
 //! at the gate. Python: `torch_spyre._C.testing`.
 
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,27 @@ pub(crate) fn join_native_attached(index: i32, nbytes: u64) -> PyResult<(Option<
     Ok((error, began.elapsed().as_secs_f64()))
 }
 
+/// A detached thread allocates `nbytes` while it holds a lock of its own, and the caller, *attached*, waits for that
+/// lock. Returns the thread's error, or None, and the seconds the caller waited.
+#[pyfunction]
+pub(crate) fn want_lock_of_allocating_thread(index: i32, nbytes: u64) -> PyResult<(Option<String>, f64)> {
+    let device = device(index)?;
+    let lock = Arc::new(Mutex::new(None));
+    let (held, is_held) = mpsc::channel();
+    let holder = Arc::clone(&lock);
+    let worker = thread::Builder::new().spawn(move || {
+        let mut error = holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = held.send(());
+        *error = allocate_and_free(device, nbytes).err();
+    })?;
+    is_held.recv().map_err(|_| PyRuntimeError::new_err("the thread ended without the lock"))?;
+    let began = Instant::now();
+    let error = lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let waited = began.elapsed().as_secs_f64();
+    worker.join().map_err(|_| PyRuntimeError::new_err("the thread panicked"))?;
+    Ok((error, waited))
+}
+
 /// Checks every invariant of a device's allocator.
 #[pyfunction]
 pub(crate) fn validate(index: i32) -> PyResult<()> {
@@ -78,7 +100,7 @@ pub(crate) fn validate(index: i32) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn hold_mutex(py: Python<'_>, index: i32, milliseconds: u64) -> PyResult<()> {
     let device = device(index)?;
-    let (held, is_held) = std::sync::mpsc::channel();
+    let (held, is_held) = mpsc::channel();
     thread::Builder::new().spawn(move || {
         device.allocator.while_locked(|| {
             let _ = held.send(());

@@ -215,12 +215,12 @@ pub(super) fn for_each_state(mut visit: impl FnMut(ThreadState, &dyn Fn() -> boo
         let runs_frame = || {
             // SAFETY: as above; the frame comes as a new reference.
             let frame = unsafe { (walk.frame)(state) };
-            // SAFETY: dropping the reference just taken; the thread itself keeps the frame.
-            let found = !frame.is_null();
-            if found {
-                unsafe { Py_DecRef(frame) };
+            if frame.is_null() {
+                return false;
             }
-            found
+            // SAFETY: dropping the reference just taken; the thread itself keeps the frame.
+            unsafe { Py_DecRef(frame) };
+            true
         };
         if !visit(state, &runs_frame) {
             break;

@@ -1,0 +1,117 @@
+"""What the pressure scenarios share: garbage, a full device, counters, threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import torch
+
+import torch_spyre
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+testing = torch_spyre._C.testing
+
+
+class Node:
+    """An object with attributes, for cycles."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def block(nbytes: int = MIB) -> torch.Tensor:
+    """Device memory of `nbytes` bytes."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="spyre")
+
+
+def make_garbage(nbytes: int = MIB) -> None:
+    """A dead cycle that holds `nbytes` bytes of device memory."""
+    node = Node()
+    node.tensor = block(nbytes)
+
+
+def free_bytes() -> int:
+    """Free memory of the current device."""
+    return torch.spyre.mem_get_info()[0]
+
+
+def fill_with_garbage(nbytes: int = MIB) -> None:
+    """Fills the device with dead cycles, without reaching exhaustion."""
+    gc.collect()
+    while free_bytes() >= nbytes:
+        make_garbage(nbytes)
+
+
+class Counters:
+    """Pressure statistics since the object was made, by key: `counters["events"]`."""
+
+    def __init__(self) -> None:
+        self.start = torch.spyre.memory.pressure_stats()
+
+    def __getitem__(self, key: str) -> int:
+        return torch.spyre.memory.pressure_stats()[key] - self.start[key]
+
+    def collections(self) -> int:
+        """Collections of both kinds."""
+        return self["collections.young"] + self["collections.full"]
+
+    def check_all_rescued(self) -> None:
+        """Pressure really happened, and every request was served."""
+        assert self["events"] > 0
+        assert self["rescued"] == self["events"]
+        assert self["failed"] == 0
+        testing.validate(0)
+
+
+def run_threads(count: int, work: Callable[[int], None]) -> None:
+    """Runs `work(index)` on `count` threads that start together; raises what any of them raised."""
+    barrier = threading.Barrier(count)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            barrier.wait()
+            work(index)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Background:
+    """Runs `step` again and again on a thread of its own, inside a `with` block; raises what it raised."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.step = step
+        self.steps = 0
+        self.error: BaseException | None = None
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                self.step()
+                self.steps += 1
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Background:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
