@@ -43,13 +43,19 @@ class Aliases {
         return pairs_.back().cpu;
     }
 
-    const at::Tensor* device_tensor_of(const at::Tensor& cpu) const {
+    // What a result that shares an alias's memory stands for: an argument, or a view of one.
+    at::Tensor device_tensor_of(const at::Tensor& cpu) const {
+        const Pair* base = nullptr;
         for (const auto& pair : pairs_) {
             if (pair.cpu.is_same(cpu)) {
-                return &pair.device;
+                return pair.device;
+            }
+            if (pair.cpu.storage().is_alias_of(cpu.storage())) {
+                base = &pair;
             }
         }
-        return nullptr;
+        TORCH_INTERNAL_ASSERT(base, "a result aliases a tensor that is not an argument");
+        return view_like(base->device, cpu);
     }
 
     // Gives written tensors the memory and the layout that the kernel gave their aliases.
@@ -189,12 +195,8 @@ class Call {
             return cpu;
         }
         check_representable(cpu, schema_.name().c_str());
-        auto aliased = aliased_storage(cpu.storage());
-        if (!aliased) {
-            return copy_to_spyre(cpu, device.index());
-        }
-        const auto* const argument = aliases_.device_tensor_of(cpu);
-        return argument ? *argument : view_like(std::move(aliased), cpu);
+        return is_alias_storage(cpu.storage()) ? aliases_.device_tensor_of(cpu)
+                                               : copy_to_spyre(cpu, device.index());
     }
 
     const c10::OperatorHandle& op_;

@@ -1,0 +1,105 @@
+"""What all Python tests share: a watchdog for each test, running scripts in a fresh interpreter, comparing with CPU."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+
+WATCHDOG_SECONDS = 120
+"""A test that takes longer has hung: all stacks are dumped and the run ends."""
+
+SCRIPT_SECONDS = 60
+
+os.environ.pop("TORCH_SPYRE_ALLOC_CONF", None)
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    # The real standard error: pytest's capturing would swallow the stacks when the process exits.
+    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Script:
+    """The result of a script."""
+
+    def __init__(self, completed: subprocess.CompletedProcess[str]) -> None:
+        self.returncode = completed.returncode
+        self.out = completed.stdout
+        self.err = completed.stderr
+
+    def check(self) -> str:
+        """The standard output of a script that succeeded."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self.out}\n{self.err}"
+        return self.out
+
+
+RunScript = Callable[..., Script]
+
+
+@pytest.fixture
+def run_script() -> RunScript:
+    """Runs Python code in a fresh interpreter, with environment variables on top of the current ones."""
+
+    def run(code: str, *, env: Mapping[str, str] | None = None) -> Script:
+        completed = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_SECONDS,
+            check=False,
+        )
+        return Script(completed)
+
+    return run
+
+
+def on_both(function: Callable[..., object], *arguments: object) -> None:
+    """Asserts that `function` gives the same on copies of `arguments` on CPU and on spyre.
+
+    Results on spyre must be spyre tensors with the same strides; results may be tuples or lists. Arguments are changed
+    by in-place functions; they are compared afterwards too.
+    """
+    on_cpu = [copied(argument, "cpu") for argument in arguments]
+    on_spyre = [copied(argument, "spyre") for argument in arguments]
+    expected = function(*on_cpu)
+    actual = function(*on_spyre)
+    assert_same(actual, expected)
+    assert_same(on_spyre, on_cpu)
+
+
+def copied(value: object, device: str) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(each, device) for each in value)
+    return value
+
+
+def assert_same(actual: object, expected: object) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor)
+        assert actual.device == torch.device("spyre", 0)
+        assert actual.stride() == expected.stride()
+        torch.testing.assert_close(actual.cpu(), expected, equal_nan=True)
+    elif isinstance(expected, (list, tuple)):
+        assert isinstance(actual, (list, tuple))
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert actual == expected
