@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import importlib
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -77,8 +79,27 @@ def _load() -> None:
     except Exception as error:
         _failure = error.with_traceback(None)
     else:
-        atexit.register(loaded.shutdown)
+        atexit.register(_shutdown)
         _core = loaded
+
+
+def _shutdown() -> None:
+    _let_autograd_start()
+    if _core is not None:
+        _core.shutdown()
+
+
+def _let_autograd_start() -> None:
+    """Lets autograd's workers, one for each device, attach to Python before the interpreter finalizes.
+
+    The first backward starts them all but waits only for the one it needs. CPython before 3.14 unwinds a thread that
+    still waits for the interpreter at its end, and unwinding through torch aborts the process. (So it does with two
+    CUDA devices.) Sleeping releases the interpreter; a worker needs it for microseconds.
+    """
+    if core().device_count() > 1 and any(
+        name.read_text().startswith("pt_autograd") for name in Path("/proc/self/task").glob("*/comm")
+    ):
+        time.sleep(0.02)
 
 
 def _register() -> None:

@@ -169,6 +169,9 @@ class Call {
                 value = c10::Device(c10::kCPU);
             }
         } else if (value.isGenerator()) {
+            // The generator's device also takes part in dispatch: the tensors may be elsewhere.
+            TORCH_CHECK(!devices_.elsewhere(), "Expected the generator and the tensors on the same device, but found ",
+                        value.toGenerator().device(), " for the generator only");
             value = cpu_generator(value.toGenerator());
         } else if (value.isNone() && argument.name() == "generator") {
             value = cpu_generator(default_generator(devices_.result_device().index()));
@@ -209,6 +212,13 @@ class Call {
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, stack).run(); }
 
 }  // namespace
+
+// Written as structured operators, but computing their result's size as they go: the `.out` variant warns that it
+// resizes an output. Their result is one number in the common case, so copying it costs nothing.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+    m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
