@@ -15,5 +15,5 @@ def autoload() -> None:
         return  # The program is importing the package, which is importing torch. It goes on when torch is complete.
     try:
         import torch_spyre  # noqa: F401
-    except Exception:  # noqa: S110
+    except Exception:
         pass  # Kept in torch_spyre._lifecycle, if it got that far.

@@ -78,7 +78,7 @@ class device:  # noqa: N801
         device: the device to select; a negative index or None changes nothing.
     """
 
-    def __init__(self, device: DeviceLike) -> None:  # noqa: D107
+    def __init__(self, device: DeviceLike) -> None:
         index = requested_index(device)
         self.idx = -1 if index is None else index
         self.prev_idx = -1
@@ -100,7 +100,7 @@ class device:  # noqa: N801
 class device_of(device):  # noqa: N801
     """Context manager that changes the current device to that of a tensor or storage; no-op if it is elsewhere."""
 
-    def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:  # noqa: D107
+    def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:
         super().__init__(obj.device if obj.device.type == "spyre" else None)
 
 

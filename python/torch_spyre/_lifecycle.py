@@ -12,17 +12,13 @@ import importlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, cast
 
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from torch_spyre import _binary
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from torch_spyre import _C
+from torch_spyre._core_api import Core
 
 _FORKED = (
     "Cannot re-initialize spyre in forked subprocess. To use spyre with multiprocessing, you must use the "
@@ -31,7 +27,7 @@ _FORKED = (
 
 _lock = threading.Lock()
 _started = False
-_core: ModuleType | None = None
+_core: Core | None = None
 _failure: Exception | None = None
 
 
@@ -47,11 +43,11 @@ def start() -> None:
         _raise_failure()
 
 
-def core() -> type[_C]:
+def core() -> Core:
     """The extension module. Raises the reason if the device cannot be used."""
     if _core is None:
         _raise_failure()
-    return _core  # type: ignore[return-value]
+    return _core
 
 
 def usable() -> bool:
@@ -74,7 +70,7 @@ def _load() -> None:
     global _core, _failure
     try:
         _binary.check(torch.__version__)
-        loaded = importlib.import_module("torch_spyre._C")
+        loaded = cast("Core", importlib.import_module("torch_spyre._C"))
         loaded.initialize()
     except Exception as error:
         _failure = error.with_traceback(None)

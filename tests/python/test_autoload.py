@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 import torch_spyre
 from conftest import RunScript
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from conftest import RunScript
 
 TWO_DEVICES = {"TORCH_SPYRE_ALLOC_CONF": "devices:2,device_memory:64MiB"}
@@ -140,7 +141,8 @@ def test_several_devices(run_script: RunScript) -> None:
         with torch.spyre.stream(torch.spyre.Stream(1)) as _:
             assert torch.spyre.current_device() == 1
         assert torch.spyre.current_device() == 0
-        assert torch._foreach_add([torch.ones(1, device="spyre:0"), torch.ones(1, device="spyre:1")], 1)[1].get_device() == 1
+        pair = [torch.ones(1, device="spyre:0"), torch.ones(1, device="spyre:1")]
+        assert [each.get_device() for each in torch._foreach_add(pair, 1)] == [0, 1]
         """,
         env=TWO_DEVICES,
     ).check()

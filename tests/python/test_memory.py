@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from conftest import RunScript
 
 memory = torch.spyre.memory
@@ -42,7 +43,12 @@ def test_views_of_the_statistics_agree() -> None:
     nested = memory.memory_stats_as_nested_dict()
     assert nested["allocated_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"]
     by_torch = torch.accelerator.memory_stats()
-    for key in ("allocated_bytes.all.current", "requested_bytes.all.current", "num_ooms", "active.all.current"):
+    for key in (
+        "allocated_bytes.all.current",
+        "requested_bytes.all.current",
+        "num_ooms",
+        "active.all.current",
+    ):
         assert by_torch[key] == stats[key]
     free, total = memory.mem_get_info()
     assert total - free >= kept.nbytes
@@ -113,7 +119,7 @@ def test_fraction_range(fraction: float) -> None:
 
 def test_fraction_type() -> None:
     with pytest.raises(TypeError, match="must be `float`, not str"):
-        memory.set_per_process_memory_fraction("0.5")  # type: ignore[arg-type]
+        memory.set_per_process_memory_fraction("0.5")
 
 
 class TestPressurePolicy:
@@ -136,10 +142,18 @@ class TestPressurePolicy:
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ({"gc": "sometimes"}, ValueError, r"gc='sometimes' is not a policy; expected one of 'always', 'respect_"),
+            (
+                {"gc": "sometimes"},
+                ValueError,
+                r"gc='sometimes' is not a policy; expected one of 'always', 'respect_",
+            ),
             ({"gc": True}, ValueError, "gc=True is not a policy"),
             ({"escalate": 1}, TypeError, "escalate=1 is not a bool"),
-            ({"timeout_ms": 0}, ValueError, "timeout_ms=0 is out of range; expected milliseconds, at least 1"),
+            (
+                {"timeout_ms": 0},
+                ValueError,
+                "timeout_ms=0 is out of range; expected milliseconds, at least 1",
+            ),
             ({"timeout_ms": -3}, ValueError, "timeout_ms=-3"),
             ({"timeout_ms": 2**70}, ValueError, "out of range"),
             ({"timeout_ms": 1.5}, TypeError, "timeout_ms=1.5 is not an int"),

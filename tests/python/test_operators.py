@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import on_both
 from torch import nn
 from torch.nn import functional
+
+from conftest import on_both
 
 A = torch.arange(12.0).reshape(3, 4) / 7 - 0.5
 B = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -118,7 +119,14 @@ def test_dtypes_round_trip(dtype: torch.dtype) -> None:
 class TestViews:
     def test_views_share_memory(self) -> None:
         base = torch.zeros(3, 3, device="spyre")
-        for view in (base.view(9), base.t(), base[1:], base.diagonal(), base.unfold(0, 2, 1), base.reshape(9, 1)):
+        for view in (
+            base.view(9),
+            base.t(),
+            base[1:],
+            base.diagonal(),
+            base.unfold(0, 2, 1),
+            base.reshape(9, 1),
+        ):
             assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         base.view(9)[4] = 5
         base.diagonal()[0] = 7

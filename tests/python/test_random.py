@@ -1,4 +1,4 @@
-"""Random numbers: those of a CPU generator with the same seed, from generators that can be saved and shared."""
+"""Random numbers: those of a CPU generator with the same seed; generators can be saved and shared."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ class TestGenerator:
         generator = torch.ops.spyre.default_generator(0)
         generator.manual_seed(77)
         assert torch.spyre.initial_seed() == 77
-        assert torch.equal(torch.rand(2, device="spyre", generator=generator).cpu(), torch.rand(2, generator=torch.Generator().manual_seed(77)))
+        assert torch.equal(
+            torch.rand(2, device="spyre", generator=generator).cpu(),
+            torch.rand(2, generator=torch.Generator().manual_seed(77)),
+        )
 
     def test_many_threads(self) -> None:
         generator = torch.Generator(device="spyre").manual_seed(1)

@@ -6,12 +6,14 @@ import copy
 import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import RunScript
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from conftest import RunScript
 
 
 def saved(value: object) -> io.BytesIO:
@@ -22,7 +24,7 @@ def saved(value: object) -> io.BytesIO:
 
 
 @pytest.mark.parametrize("location", [None, "spyre", "spyre:0", torch.device("spyre"), "cpu", {"spyre:0": "cpu"}])
-def test_save_and_load(location: object) -> None:
+def test_save_and_load(location: Any) -> None:
     tensor = torch.arange(6.0, device="spyre").reshape(2, 3).t()
     loaded = torch.load(saved(tensor), map_location=location)
     on_cpu = location == "cpu" or isinstance(location, dict)
@@ -115,7 +117,7 @@ def test_data_loader_with_forked_workers(run_script: RunScript) -> None:
         from torch.utils.data import DataLoader, TensorDataset
         warm = torch.ones(2, device="spyre") + 1
         data = TensorDataset(torch.arange(20.0).reshape(10, 2))
-        loader = DataLoader(data, batch_size=2, num_workers=2, pin_memory=True, multiprocessing_context="fork")
+        loader = DataLoader(data, 2, num_workers=2, pin_memory=True, multiprocessing_context="fork")
         print(sum(float(batch.to("spyre").sum()) for batch, in loader))
         """
     ).check()

@@ -1,4 +1,4 @@
-"""Training on spyre follows training on CPU: forward, backward, optimisers, recurrent cells, attention, autocast."""
+"""Training on spyre follows training on CPU: optimisers, recurrent cells, attention, autocast."""
 
 from __future__ import annotations
 
@@ -120,11 +120,19 @@ def test_attention(masked: bool, causal: bool) -> None:
 
 
 def test_attention_with_a_learned_mask_and_with_groups() -> None:
-    query, mask = torch.randn(1, 4, 5, 8, device="spyre"), torch.zeros(5, 5, device="spyre", requires_grad=True)
+    query, mask = (
+        torch.randn(1, 4, 5, 8, device="spyre"),
+        torch.zeros(5, 5, device="spyre", requires_grad=True),
+    )
     functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
     assert mask.grad is not None
     grouped = functional.scaled_dot_product_attention(query, query[:, :2], query[:, :2], enable_gqa=True)
-    close(grouped, functional.scaled_dot_product_attention(*(x.cpu() for x in (query, query[:, :2], query[:, :2])), enable_gqa=True))
+    close(
+        grouped,
+        functional.scaled_dot_product_attention(
+            *(x.cpu() for x in (query, query[:, :2], query[:, :2])), enable_gqa=True
+        ),
+    )
 
 
 def test_attention_takes_the_fused_kernel() -> None:
@@ -179,7 +187,12 @@ def test_checkpoint() -> None:
 class TestAutocast:
     A = torch.randn(4, 4)
 
-    def run(self, function: Callable[..., torch.Tensor], *arguments: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def run(
+        self,
+        function: Callable[..., torch.Tensor],
+        *arguments: torch.Tensor,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> torch.Tensor:
         with torch.autocast("spyre", dtype=dtype):
             return function(*(argument.to("spyre") for argument in arguments))
 
@@ -197,7 +210,13 @@ class TestAutocast:
 
     def test_float32(self) -> None:
         half = self.A.to(torch.bfloat16)
-        for function in (torch.exp, lambda a: a.softmax(-1), lambda a: functional.layer_norm(a, (4,)), torch.sum, lambda a: a.norm()):
+        for function in (
+            torch.exp,
+            lambda a: a.softmax(-1),
+            lambda a: functional.layer_norm(a, (4,)),
+            torch.sum,
+            lambda a: a.norm(),
+        ):
             assert self.run(function, half).dtype == torch.float32
 
     def test_widest_type(self) -> None:
