@@ -170,7 +170,8 @@ class Call {
             }
         } else if (value.isGenerator()) {
             // The generator's device also takes part in dispatch: the tensors may be elsewhere.
-            TORCH_CHECK(!devices_.elsewhere(), "Expected the generator and the tensors on the same device, but found ",
+            TORCH_CHECK(!devices_.elsewhere(),
+                        "Expected the generator and the tensors on the same device, but found ",
                         value.toGenerator().device(), " for the generator only");
             value = cpu_generator(value.toGenerator());
         } else if (value.isNone() && argument.name() == "generator") {
@@ -213,11 +214,20 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op
 
 }  // namespace
 
-// Written as structured operators, but computing their result's size as they go: the `.out` variant warns that it
-// resizes an output. Their result is one number in the common case, so copying it costs nothing.
+// Operators that would not reach the fallback by themselves, although their CPU kernels are the better ones.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-    m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    const auto use_fallback = [&](const char* name) {
+        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    };
+    // They compute the size of their result as they go, so their `.out` variant warns that it resizes an
+    // output.
+    use_fallback("mse_loss");
+    use_fallback("smooth_l1_loss");
+    // Other devices get formulas of many operators, with other roundings.
+    use_fallback("native_layer_norm");
+    use_fallback("native_group_norm");
+    use_fallback("silu_backward");
+    use_fallback("mish_backward");
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
