@@ -6,6 +6,7 @@ must work whatever is wrong with this device. The error is kept and raised by th
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
@@ -13,7 +14,5 @@ def autoload() -> None:
     """Makes the device `spyre` available. Never raises."""
     if "torch_spyre" in sys.modules:
         return  # The program is importing the package, which is importing torch. It goes on when torch is complete.
-    try:
+    with contextlib.suppress(Exception):  # torch_spyre._lifecycle keeps it.
         import torch_spyre  # noqa: F401
-    except Exception:  # noqa: S110
-        pass  # Kept in torch_spyre._lifecycle, if it got that far.

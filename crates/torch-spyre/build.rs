@@ -7,6 +7,7 @@
 //! Each shim source is a build of its own with a fingerprint beside its object, because `cc` compiles every file again
 //! whenever this script runs, and each takes many seconds.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fs;
@@ -145,17 +146,14 @@ struct Stale<'a> {
 fn compile_shim(torch: &Torch) -> Vec<PathBuf> {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
     let sources = files_in("shim", "cpp");
-    let headers = files_in("shim", "h");
-    let shared = fingerprint(headers.iter().map(PathBuf::as_path).chain([Path::new("build.rs")]));
-
     let mut objects = Vec::new();
     let mut stale = Vec::new();
     for source in &sources {
         let name = source.file_stem().expect("a source has a name").to_string_lossy().into_owned();
         let object = out.join(format!("{name}.o"));
         let stamp = out.join(format!("{name}.stamp"));
-        let own = fingerprint([source.as_path()]);
-        let fingerprint = format!("{} {} {shared:x} {own:x}", torch.version, torch.directory.display());
+        let content = fingerprint(&with_headers(source));
+        let fingerprint = format!("{} {} {content:x}", torch.version, torch.directory.display());
         objects.push(object.clone());
         if !object.exists() || fs::read_to_string(&stamp).ok().as_ref() != Some(&fingerprint) {
             stale.push(Stale { source, object, stamp, fingerprint });
@@ -227,7 +225,22 @@ fn files_in(directory: &str, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-fn fingerprint<'a>(files: impl IntoIterator<Item = &'a Path>) -> u64 {
+/// What an object depends on: the source, the headers of ours that it includes, directly or not, and this script.
+fn with_headers(source: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::from([PathBuf::from("build.rs")]);
+    let mut unread = vec![source.to_path_buf()];
+    while let Some(file) = unread.pop() {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let headers = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+        unread.extend(
+            headers.map(|name| Path::new("shim").join(name)).filter(|header| !found.contains(header)),
+        );
+        found.insert(file);
+    }
+    found
+}
+
+fn fingerprint(files: &BTreeSet<PathBuf>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for file in files {
         file.hash(&mut hasher);

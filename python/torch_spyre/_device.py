@@ -15,16 +15,21 @@ from torch_spyre._lifecycle import core, lazy_init
 _warned = False
 
 
-def is_available() -> bool:
-    """Whether there is a device that can be used. Never raises; warns with the reason, once, if there is none."""
+def _usable() -> bool:
+    """Whether the devices can be used; warns with the reason, once, if not."""
     global _warned
     reason = _lifecycle.failure()
-    if reason is not None:
-        if not _warned:
-            _warned = True
-            warnings.warn(f"spyre is not available: {reason}", stacklevel=2)
-        return False
-    return core().device_count() > 0
+    if reason is None:
+        return True
+    if not _warned:
+        _warned = True
+        warnings.warn(f"spyre is not available: {reason}", stacklevel=3)
+    return False
+
+
+def is_available() -> bool:
+    """Whether there is a device that can be used. Never raises; warns with the reason, once, if there is none."""
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
@@ -43,8 +48,8 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """The number of devices. Raises the reason if they cannot be used."""
-    return core().device_count()
+    """The number of devices. Never raises, because torch asks in programs that use no device; see is_available."""
+    return core().device_count() if _usable() else 0
 
 
 def current_device() -> int:
@@ -73,7 +78,7 @@ class device:  # noqa: N801
         device: the device to select; a negative index or None changes nothing.
     """
 
-    def __init__(self, device: DeviceLike) -> None:  # noqa: D107
+    def __init__(self, device: DeviceLike) -> None:
         index = requested_index(device)
         self.idx = -1 if index is None else index
         self.prev_idx = -1
@@ -95,7 +100,7 @@ class device:  # noqa: N801
 class device_of(device):  # noqa: N801
     """Context manager that changes the current device to that of a tensor or storage; no-op if it is elsewhere."""
 
-    def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:  # noqa: D107
+    def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:
         super().__init__(obj.device if obj.device.type == "spyre" else None)
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import atexit
 import importlib
 import threading
-from typing import TYPE_CHECKING, NoReturn
+import time
+from pathlib import Path
+from typing import NoReturn, cast
 
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from torch_spyre import _binary
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from torch_spyre import _C
+from torch_spyre._core_api import Core
 
 _FORKED = (
     "Cannot re-initialize spyre in forked subprocess. To use spyre with multiprocessing, you must use the "
@@ -29,7 +27,7 @@ _FORKED = (
 
 _lock = threading.Lock()
 _started = False
-_core: ModuleType | None = None
+_core: Core | None = None
 _failure: Exception | None = None
 
 
@@ -45,11 +43,11 @@ def start() -> None:
         _raise_failure()
 
 
-def core() -> type[_C]:
+def core() -> Core:
     """The extension module. Raises the reason if the device cannot be used."""
     if _core is None:
         _raise_failure()
-    return _core  # type: ignore[return-value]
+    return _core
 
 
 def usable() -> bool:
@@ -72,13 +70,32 @@ def _load() -> None:
     global _core, _failure
     try:
         _binary.check(torch.__version__)
-        loaded = importlib.import_module("torch_spyre._C")
+        loaded = cast("Core", importlib.import_module("torch_spyre._C"))
         loaded.initialize()
     except Exception as error:
         _failure = error.with_traceback(None)
     else:
-        atexit.register(loaded.shutdown)
+        atexit.register(_shutdown)
         _core = loaded
+
+
+def _shutdown() -> None:
+    _let_autograd_start()
+    if _core is not None:
+        _core.shutdown()
+
+
+def _let_autograd_start() -> None:
+    """Lets autograd's workers, one for each device, attach to Python before the interpreter finalizes.
+
+    The first backward starts them all but waits only for the one it needs. CPython before 3.14 unwinds a thread that
+    still waits for the interpreter at its end, and unwinding through torch aborts the process. (So it does with two
+    CUDA devices.) Sleeping releases the interpreter; a worker needs it for microseconds.
+    """
+    if core().device_count() > 1 and any(
+        name.read_text().startswith("pt_autograd") for name in Path("/proc/self/task").glob("*/comm")
+    ):
+        time.sleep(0.02)
 
 
 def _register() -> None:

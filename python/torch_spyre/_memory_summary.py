@@ -46,11 +46,10 @@ def _row(name: str, *values: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            break
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
         value /= 1024
-    else:
-        unit = "TiB"
-    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"

@@ -23,13 +23,13 @@ class Stream(torch.Stream):
         priority: without effect.
     """
 
-    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Self:
         lazy_init()
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, torch.device("spyre", existing_index(device)), priority=priority)
 
-    def __repr__(self) -> str:  # noqa: D105
+    def __repr__(self) -> str:
         return f"<torch.spyre.Stream device={self.device} stream_id={self.stream_id}>"
 
 
@@ -60,9 +60,7 @@ class Event(metaclass=_EventType):
 
 
 def _wrap(stream: torch.Stream) -> Stream:
-    return Stream(
-        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-    )
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
 def current_stream(device: DeviceLike = None) -> Stream:
@@ -75,8 +73,8 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """The stream that a device has from the start."""
     lazy_init()
     index = existing_index(device)
-    kind = int(torch._C._autograd.DeviceType.PrivateUse1)
-    return Stream(stream_id=0, device_index=index, device_type=kind)
+    current = torch.accelerator.current_stream(torch.device("spyre", index))
+    return Stream(stream_id=0, device_index=index, device_type=current.device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
@@ -90,7 +88,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 class StreamContext:
     """Context manager that selects a stream and its device, returned by `torch.spyre.stream`; None changes nothing."""
 
-    def __init__(self, stream: torch.Stream | None) -> None:  # noqa: D107
+    def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
         self._previous: list[Stream] = []
 

@@ -37,12 +37,8 @@ c10::Storage alias_storage(const c10::Storage& storage) {
         source->resizable());
 }
 
-c10::intrusive_ptr<c10::StorageImpl> aliased_storage(const c10::Storage& storage) {
-    const auto& data = storage.data_ptr();
-    if (data.get_deleter() != &release_aliased) {
-        return {};
-    }
-    return StoragePtr::reclaim_copy(static_cast<c10::StorageImpl*>(data.get_context()));
+bool is_alias_storage(const c10::Storage& storage) noexcept {
+    return storage.data_ptr().get_deleter() == &release_aliased;
 }
 
 at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage) {
@@ -96,10 +92,10 @@ void check_representable(const at::Tensor& cpu, const char* operation) {
                                 "' is not available on spyre: its result is not a dense strided tensor");
 }
 
-at::Tensor view_like(c10::intrusive_ptr<c10::StorageImpl> storage, const at::Tensor& like) {
-    auto view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::TensorImpl::VIEW, c10::Storage(std::move(storage)),
-        c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), like.dtype());
+at::Tensor view_like(const at::Tensor& base, const at::Tensor& like) {
+    const auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+    auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
+                                                         keys, like.dtype());
     auto* const impl = view.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
     copy_lazy_bits(like, impl);

@@ -19,9 +19,8 @@ struct BelowAutograd {
 // A CPU storage over the bytes of `storage`.
 c10::Storage alias_storage(const c10::Storage& storage);
 
-// The spyre storage that `storage`, made by alias_storage(), stands for; null for any other storage, and for
-// an alias that a kernel has resized.
-c10::intrusive_ptr<c10::StorageImpl> aliased_storage(const c10::Storage& storage);
+// Whether `storage` was made by alias_storage() and no kernel has given it other memory.
+bool is_alias_storage(const c10::Storage& storage) noexcept;
 
 // A CPU tensor over the bytes of `tensor`, with the storage `storage` made by alias_storage().
 at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage);
@@ -45,7 +44,7 @@ at::Tensor copy_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device);
 // quantized, not nested.
 void check_representable(const at::Tensor& cpu, const char* operation);
 
-// A spyre tensor on `storage` with the layout of the CPU tensor `like`.
-at::Tensor view_like(c10::intrusive_ptr<c10::StorageImpl> storage, const at::Tensor& like);
+// A view of the spyre tensor `base` with the layout and the type of the CPU tensor `like`.
+at::Tensor view_like(const at::Tensor& base, const at::Tensor& like);
 
 }  // namespace spyre

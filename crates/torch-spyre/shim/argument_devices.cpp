@@ -4,8 +4,6 @@
 // memory.
 #include "argument_devices.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <string_view>
 
 #include "device.h"
@@ -91,6 +89,20 @@ void ArgumentDevices::see_list(const c10::IValue& list) {
 void ArgumentDevices::check() const {
     if (second_) {
         fail(*first_, *second_);
+    }
+}
+
+void check_same_device(std::initializer_list<at::Tensor> tensors) {
+    std::optional<c10::Device> first;
+    for (const auto& tensor : tensors) {
+        if (!tensor.defined()) {
+            continue;
+        }
+        if (!first) {
+            first = tensor.device();
+        } else if (tensor.device() != *first) {
+            fail(*first, tensor.device());
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 // Which devices the arguments of an operator are on, and whether they may be mixed.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 namespace spyre {
 
@@ -27,6 +30,9 @@ class ArgumentDevices {
     // The same for the element `position` of a result that is a list.
     c10::Device result_device(size_t position) const;
 
+    // Whether a tensor on another device than spyre was seen and none on spyre.
+    bool elsewhere() const { return first_ && !spyre_; }
+
   private:
     void see_tensor(const at::Tensor& tensor);
     void see_list(const c10::IValue& list);
@@ -39,5 +45,8 @@ class ArgumentDevices {
     std::optional<c10::Device> spyre_;
     std::vector<c10::Device> list_;  // Of the first list of a `_foreach_` operator.
 };
+
+// The same check for kernels with given arguments; undefined tensors are passed over.
+void check_same_device(std::initializer_list<at::Tensor> tensors);
 
 }  // namespace spyre

@@ -43,13 +43,19 @@ class Aliases {
         return pairs_.back().cpu;
     }
 
-    const at::Tensor* device_tensor_of(const at::Tensor& cpu) const {
+    // What a result that shares an alias's memory stands for: an argument, or a view of one.
+    at::Tensor device_tensor_of(const at::Tensor& cpu) const {
+        const Pair* base = nullptr;
         for (const auto& pair : pairs_) {
             if (pair.cpu.is_same(cpu)) {
-                return &pair.device;
+                return pair.device;
+            }
+            if (pair.cpu.storage().is_alias_of(cpu.storage())) {
+                base = &pair;
             }
         }
-        return nullptr;
+        TORCH_INTERNAL_ASSERT(base, "a result aliases a tensor that is not an argument");
+        return view_like(base->device, cpu);
     }
 
     // Gives written tensors the memory and the layout that the kernel gave their aliases.
@@ -163,6 +169,10 @@ class Call {
                 value = c10::Device(c10::kCPU);
             }
         } else if (value.isGenerator()) {
+            // The generator's device also takes part in dispatch: the tensors may be elsewhere.
+            TORCH_CHECK(!devices_.elsewhere(),
+                        "Expected the generator and the tensors on the same device, but found ",
+                        value.toGenerator().device(), " for the generator only");
             value = cpu_generator(value.toGenerator());
         } else if (value.isNone() && argument.name() == "generator") {
             value = cpu_generator(default_generator(devices_.result_device().index()));
@@ -189,12 +199,8 @@ class Call {
             return cpu;
         }
         check_representable(cpu, schema_.name().c_str());
-        auto aliased = aliased_storage(cpu.storage());
-        if (!aliased) {
-            return copy_to_spyre(cpu, device.index());
-        }
-        const auto* const argument = aliases_.device_tensor_of(cpu);
-        return argument ? *argument : view_like(std::move(aliased), cpu);
+        return is_alias_storage(cpu.storage()) ? aliases_.device_tensor_of(cpu)
+                                               : copy_to_spyre(cpu, device.index());
     }
 
     const c10::OperatorHandle& op_;
@@ -207,6 +213,22 @@ class Call {
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, stack).run(); }
 
 }  // namespace
+
+// Operators that would not reach the fallback by themselves, although their CPU kernels are the better ones.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+    const auto use_fallback = [&](const char* name) {
+        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    };
+    // They compute the size of their result as they go, so their `.out` variant warns that it resizes an
+    // output.
+    use_fallback("mse_loss");
+    use_fallback("smooth_l1_loss");
+    // Other devices get formulas of many operators, with other roundings.
+    use_fallback("native_layer_norm");
+    use_fallback("native_group_norm");
+    use_fallback("silu_backward");
+    use_fallback("mish_backward");
+}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 

@@ -46,6 +46,23 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
     return empty_spyre(sizes, strides, c10::dtype_or_default(dtype), resolve_device(device).index());
 }
 
+// Gives no memory at all: torch replaces a tensor with the key ZeroTensor before anything looks at its bytes.
+class ZeroTensorAllocator final : public c10::Allocator {
+  public:
+    c10::DataPtr allocate(size_t) override { return {nullptr, c10::Device(kSpyre, current_device())}; }
+    void copy_data(void*, const void*, size_t) const override {}
+};
+
+at::Tensor efficient_zero_tensor(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
+                                 std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                                 std::optional<bool> pin_memory) {
+    static auto* const allocator = new ZeroTensorAllocator;
+    check_options(layout, pin_memory);
+    const CurrentDeviceScope scope(resolve_device(device).index());
+    const c10::DispatchKeySet keys{c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor};
+    return at::detail::empty_generic(sizes, allocator, keys, c10::dtype_or_default(dtype), std::nullopt);
+}
+
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes,
                           std::optional<c10::MemoryFormat> memory_format) {
     const CurrentDeviceScope scope(self.device().index());
@@ -119,6 +136,7 @@ bool nested_tensor_from_mask_left_aligned(const at::Tensor&, const at::Tensor&) 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("empty.memory_format", empty);
     m.impl("empty_strided", empty_strided);
+    m.impl("_efficientzerotensor", efficient_zero_tensor);
     m.impl("resize_", resize_);
     m.impl("as_strided", at::native::as_strided_tensorimpl);
     m.impl("_reshape_alias", at::native::_reshape_alias);

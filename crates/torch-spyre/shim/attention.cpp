@@ -1,62 +1,19 @@
-// Operators that torch routes to a slot of their own on an out-of-tree device, so that the fallback never
-// sees the real operator: convolution and attention. Each runs its CPU kernel on aliases.
+// Scaled dot-product attention. On an out-of-tree device torch asks which implementation to take, and has a slot for a
+// fused one; the CPU's fused kernel fills it, on aliases.
+#include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "alias.h"
+#include "argument_devices.h"
 #include "device.h"
 
 namespace spyre {
 namespace {
-
-at::Tensor contiguous_on(const at::Tensor& cpu, c10::DeviceIndex device) {
-    return cpu.defined() ? copy_to_spyre(cpu.contiguous(), device) : cpu;
-}
-
-void check_same_device(std::initializer_list<at::Tensor> tensors) {
-    const auto& first = *tensors.begin();
-    for (const auto& tensor : tensors) {
-        TORCH_CHECK(!tensor.defined() || tensor.device() == first.device(),
-                    "Expected all tensors to be on the same device, but found at least two devices, ",
-                    first.device(), " and ", tensor.device(), "!");
-    }
-}
-
-// ---- convolution. Results are contiguous whatever the CPU kernel prefers: torch.compile plans with that.
-
-at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
-                       const std::optional<at::Tensor>& bias, c10::IntArrayRef stride,
-                       c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
-                       c10::IntArrayRef output_padding, int64_t groups) {
-    check_same_device({input, weight, bias.value_or(at::Tensor())});
-    const BelowAutograd scope;
-    return contiguous_on(at::convolution(cpu_alias(input), cpu_alias(weight), cpu_alias_if_spyre(bias),
-                                         stride, padding, dilation, transposed, output_padding, groups),
-                         input.device().index());
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, c10::IntArrayRef stride,
-    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed, c10::IntArrayRef output_padding,
-    int64_t groups, std::array<bool, 3> output_mask) {
-    check_same_device({grad_output, input, weight});
-    const BelowAutograd scope;
-    const int64_t bias_size = transposed ? weight.size(1) * groups : weight.size(0);
-    const auto [grad_input, grad_weight, grad_bias] = at::convolution_backward(
-        cpu_alias(grad_output), cpu_alias(input), cpu_alias(weight), c10::IntArrayRef(bias_size), stride,
-        padding, dilation, transposed, output_padding, groups, output_mask);
-    const auto device = input.device().index();
-    return {contiguous_on(grad_input, device), contiguous_on(grad_weight, device),
-            contiguous_on(grad_bias, device)};
-}
-
-// ---- attention
 
 // The fused kernel where the CPU would take its own, which has no gradient for the mask; else plain
 // operators.
@@ -118,11 +75,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-    m.impl("convolution_overrideable", convolution);
-    m.impl("convolution_backward_overrideable", convolution_backward);
     m.impl("_fused_sdp_choice", fused_sdp_choice);
     m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
     m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
 }
 
 }  // namespace spyre
+
+namespace at::native {
+// scaled_dot_product_attention asks through this, torch._fused_sdp_choice through the operator.
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &spyre::fused_sdp_choice)
+}  // namespace at::native
