@@ -10,11 +10,11 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
+use crate::pressure::{PressureCounters, PressureRequest};
+use crate::rank;
 use crate::regions::Unserved;
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
-use crate::pressure::{PressureCounters, PressureRequest};
-use crate::rank;
 
 /// The locked allocator, as a memory-pressure callback gets it.
 ///

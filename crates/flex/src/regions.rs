@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::arena::trim::{HeldSpan, TrimCursor};
 use crate::arena::{Arena, Chunks, RegionSlot, Request, Unplaced};
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
-use crate::arena::trim::{HeldSpan, TrimCursor};
 use crate::lock::{AllocatorGuard, Unlocked};
 
 /// How long a request waits for a region that another thread is acquiring or releasing.
@@ -75,7 +75,9 @@ impl AllocatorGuard<'_> {
         let acquired = change.guard.unlocked(|_| device.acquire_region(size_bytes, domain, memory_type))?;
         match acquired {
             Ok(region) => change.finish(|arena| arena.region_acquired(slot, region)).map(Ok),
-            Err(source) => Ok(Err(RegionSetupError::Refused { size_bytes, domain, memory_type, source }.into())),
+            Err(source) => {
+                Ok(Err(RegionSetupError::Refused { size_bytes, domain, memory_type, source }.into()))
+            }
         }
     }
 

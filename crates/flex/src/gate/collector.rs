@@ -78,7 +78,8 @@ impl Gate {
         match self.ask_collector(Task::Collect { generation, epoch }, petition) {
             Ok(Answer::Collected(outcome)) => outcome,
             Ok(Answer::Alone) => {
-                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                let mut landing =
+                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
                 self.reclaimer.attached(proof, petition.entry.thread, &mut || {
                     landing.outcome = self.run_collection(proof, petition, generation, false);
                 });
@@ -215,7 +216,9 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
-        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) = (job.task, answer, job.phase()) {
+        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) =
+            (job.task, answer, job.phase())
+        {
             // Nobody is left to collect by itself.
             state.land(epoch, generation, Err(SkipReason::Timeout));
         }
@@ -232,7 +235,8 @@ impl Gate {
                 if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
                     return Answer::Alone;
                 }
-                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                let mut landing =
+                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
                 landing.outcome = self.run_collection(proof, petition, generation, true);
                 Answer::Collected(landing.outcome)
             }

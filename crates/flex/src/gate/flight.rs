@@ -152,7 +152,8 @@ impl Gate {
                 petition.counters.count_collection(generation == Generation::Full, collected.elapsed);
                 return Ok(collected);
             }
-            let unseen = !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
+            let unseen =
+                !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
             if petition.entry.in_collection || unseen {
                 return Err(SkipReason::Reentrant);
             }

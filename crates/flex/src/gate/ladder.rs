@@ -86,7 +86,9 @@ impl<'a> Climb<'a> {
         }
         if request.report.skipped == Some(SkipReason::Finalizing) {
             // Waking a daemon thread into a dying interpreter ends the process; see the reclaimer.
-            return guard.unlocked(|_| self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline));
+            return guard.unlocked(|_| {
+                self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline)
+            });
         }
         if !guard.search(request)? && guard.frees_in_flight() {
             guard.unlocked(|proof| {
@@ -97,7 +99,8 @@ impl<'a> Climb<'a> {
             let petition = Petition { deadline: Instant::now() + HINTS_TIMEOUT, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
-        request.report.reclaimed_bytes = self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
+        request.report.reclaimed_bytes =
+            self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
         Ok(())
     }
 
@@ -115,7 +118,11 @@ impl<'a> Climb<'a> {
     }
 
     /// Young, then full collections, until a search succeeds or nothing more is to be hoped for.
-    fn collect(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
+    fn collect(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+    ) -> Result<(), Forked> {
         if self.policy.escalate && self.gate.reclaimer.young_is_cheap() {
             let step = self.step(guard, request, Generation::Young)?;
             if guard.search(request)? || matches!(step, Step::Skipped) {
@@ -143,7 +150,11 @@ impl<'a> Climb<'a> {
     }
 
     /// Full collections, repeated while they find garbage: it comes in waves.
-    fn collect_full(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<Full, Forked> {
+    fn collect_full(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+    ) -> Result<Full, Forked> {
         let (mut dry, mut freed_total) = (0, 0);
         loop {
             let step = self.step(guard, request, Generation::Full)?;
@@ -182,7 +193,9 @@ impl<'a> Climb<'a> {
         let (collected, own) = match turn {
             Turn::Own(Ok(collected)) => (collected, true),
             Turn::Shared(Some(landing)) => match landing.outcome {
-                Ok(collected) if landing.epoch > self.since_epoch && landing.generation == Generation::Full => {
+                Ok(collected)
+                    if landing.epoch > self.since_epoch && landing.generation == Generation::Full =>
+                {
                     self.since_epoch = landing.epoch;
                     (collected, false)
                 }
