@@ -277,10 +277,7 @@ impl FlexAllocator {
     }
 
     fn with_drained<R>(&self, look: impl FnOnce(&mut State) -> R) -> Result<R, FlexError> {
-        let mut guard = self.lock()?;
-        let state = guard.state()?;
-        self.shared.drain_all(state);
-        Ok(look(state))
+        Ok(look(self.lock()?.drained()?))
     }
 }
 
