@@ -42,7 +42,11 @@ impl FlexAllocator {
     ///
     /// # Errors
     /// [`FlexError::RegionSetup`] if the topology cannot be managed (a region too large).
-    pub fn new(device: Arc<dyn Device>, topology: &Topology, options: AllocatorOptions) -> Result<Self, FlexError> {
+    pub fn new(
+        device: Arc<dyn Device>,
+        topology: &Topology,
+        options: AllocatorOptions,
+    ) -> Result<Self, FlexError> {
         let arena = Arena::new(topology, options.region_order)?;
         let state = State { arena, waiters: Waiters::default(), callback: None };
         Ok(FlexAllocator {
@@ -69,7 +73,11 @@ impl FlexAllocator {
     /// - [`FlexError::OutOfMemory`], with figures and what was tried;
     /// - [`FlexError::RegionSetup`] if the device refuses a region;
     /// - [`FlexError::Forked`] in a forked child.
-    pub fn allocate(&self, bytes: u64, directive: &AllocationDirective) -> Result<CompositeAddress, FlexError> {
+    pub fn allocate(
+        &self,
+        bytes: u64,
+        directive: &AllocationDirective,
+    ) -> Result<CompositeAddress, FlexError> {
         let chunks = self.place(bytes, directive)?;
         Ok(CompositeAddress::new(Arc::clone(&self.shared), chunks, bytes))
     }
@@ -269,10 +277,7 @@ impl FlexAllocator {
     }
 
     fn with_drained<R>(&self, look: impl FnOnce(&mut State) -> R) -> Result<R, FlexError> {
-        let mut guard = self.lock()?;
-        let state = guard.state()?;
-        self.shared.drain_all(state);
-        Ok(look(state))
+        Ok(look(self.lock()?.drained()?))
     }
 }
 
@@ -283,6 +288,9 @@ fn impossible(guard: &mut AllocatorGuard<'_>, placement: Request) -> Result<Flex
 
 impl fmt::Debug for FlexAllocator {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("FlexAllocator").field("device", &self.shared.device.name()).finish_non_exhaustive()
+        formatter
+            .debug_struct("FlexAllocator")
+            .field("device", &self.shared.device.name())
+            .finish_non_exhaustive()
     }
 }

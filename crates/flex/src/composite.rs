@@ -130,10 +130,6 @@ impl AllocationRef {
     /// Whether the allocation has not been freed. Never true in a forked child.
     pub fn is_live(&self) -> bool {
         let Ok(mut guard) = self.allocator.lock() else { return false };
-        let shared = guard.shared();
-        guard.state().is_ok_and(|state| {
-            shared.drain_all(state);
-            state.arena.lookup(self.handle).is_some()
-        })
+        guard.drained().is_ok_and(|state| state.arena.lookup(self.handle).is_some())
     }
 }

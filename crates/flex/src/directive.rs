@@ -112,7 +112,9 @@ impl AllocationDirective {
     pub(crate) fn require_contiguous(&self) -> Result<(), FlexError> {
         match self.policy {
             PlacementPolicy::Bind => Ok(()),
-            PlacementPolicy::Interleave => Err(PlacementError::NotContiguous { domain_count: self.domains.len() }.into()),
+            PlacementPolicy::Interleave => {
+                Err(PlacementError::NotContiguous { domain_count: self.domains.len() }.into())
+            }
         }
     }
 }

@@ -79,7 +79,9 @@ pub enum PlacementError {
         domain_count: usize,
     },
     /// One block was asked for.
-    #[error("one contiguous block cannot be interleaved over {domain_count} domains; expected a bound directive")]
+    #[error(
+        "one contiguous block cannot be interleaved over {domain_count} domains; expected a bound directive"
+    )]
     NotContiguous {
         /// The domains in effect.
         domain_count: usize,

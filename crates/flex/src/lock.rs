@@ -10,11 +10,11 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
+use crate::pressure::{PressureCounters, PressureRequest};
+use crate::rank;
 use crate::regions::Unserved;
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
-use crate::pressure::{PressureCounters, PressureRequest};
-use crate::rank;
 
 /// The locked allocator, as a memory-pressure callback gets it.
 ///
@@ -72,24 +72,26 @@ impl<'a> AllocatorGuard<'a> {
     /// # Errors
     /// [`Forked`] in a forked child.
     pub fn search(&mut self, request: &mut PressureRequest) -> Result<bool, Forked> {
-        loop {
-            let shared = self.shared;
-            let state = self.state()?;
-            shared.drain(state);
-            if request.granted.is_none() {
-                request.granted = state.waiters.collect(request);
-            }
-            if request.granted.is_none() {
-                request.granted = match self.place(&mut request.placement, &mut request.refusal) {
-                    Ok(chunks) => Some(chunks),
-                    Err(Unserved::Forked) => return Err(Forked),
-                    Err(Unserved::Exhausted | Unserved::Impossible) => None,
-                };
-            }
-            if request.granted.is_some() || shared.pending.is_empty() {
-                return Ok(request.granted.is_some());
+        let shared = self.shared;
+        shared.drain(self.state()?);
+        if !self.collect(request)? {
+            match self.place(&mut request.placement, &mut request.refusal) {
+                Ok(chunks) => request.granted = Some(chunks),
+                Err(Unserved::Forked) => return Err(Forked),
+                // The mutex may have been released meanwhile, and the request served.
+                Err(Unserved::Exhausted | Unserved::Impossible) => _ = self.collect(request)?,
             }
         }
+        Ok(request.granted.is_some())
+    }
+
+    /// Takes what others have granted the request.
+    fn collect(&mut self, request: &mut PressureRequest) -> Result<bool, Forked> {
+        let state = self.state()?;
+        if request.granted.is_none() {
+            request.granted = state.waiters.collect(request);
+        }
+        Ok(request.granted.is_some())
     }
 
     /// From now on whoever frees memory serves the request before younger registered ones, until it ends.
@@ -106,10 +108,7 @@ impl<'a> AllocatorGuard<'a> {
     /// # Errors
     /// [`Forked`] in a forked child.
     pub fn statistics(&mut self) -> Result<Statistics, Forked> {
-        let shared = self.shared;
-        let state = self.state()?;
-        shared.drain(state);
-        Ok(state.arena.statistics())
+        Ok(self.drained()?.arena.statistics())
     }
 
     /// The pressure counters of this allocator.
@@ -129,12 +128,24 @@ impl<'a> AllocatorGuard<'a> {
         self.state.as_deref_mut().ok_or(Forked)
     }
 
+    /// The state after everything pending was freed, at most one batch in each hold of the mutex.
+    pub(crate) fn drained(&mut self) -> Result<&mut State, Forked> {
+        let shared = self.shared;
+        loop {
+            shared.drain(self.state()?);
+            if shared.pending.is_empty() {
+                return self.state();
+            }
+            self.unlocked(|_| ())?;
+        }
+    }
+
     pub(crate) fn shared(&self) -> &'a Shared {
         self.shared
     }
 
     /// Waits, with the mutex released, until another thread has finished acquiring or releasing a region, or
-    /// `timeout` has passed.
+    /// `timeout` has passed. What is freed meanwhile may be pending: the caller searches again.
     pub(crate) fn wait_for_region(&mut self, timeout: Duration) -> Result<(), Forked> {
         self.state()?;
         let Some(state) = self.state.take() else { return Err(Forked) };

@@ -37,13 +37,18 @@ pub(crate) struct PendingFrees {
 
 impl PendingFrees {
     pub(crate) fn new() -> Self {
-        PendingFrees { head: AtomicU32::new(0), backlog: AtomicU32::new(0), chunks: [const { OnceLock::new() }; CHUNKS] }
+        PendingFrees {
+            head: AtomicU32::new(0),
+            backlog: AtomicU32::new(0),
+            chunks: [const { OnceLock::new() }; CHUNKS],
+        }
     }
 
     /// Prepares the link of a block that is being handed out. Called under the mutex.
     pub(crate) fn prepare(&self, handle: BlockHandle, size_units: u32) {
         let (chunk, offset) = locate(handle.index);
-        let links = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Link::default()).collect());
+        let links =
+            self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Link::default()).collect());
         links[offset].size_units.store(size_units, Ordering::Relaxed);
     }
 
@@ -62,7 +67,12 @@ impl PendingFrees {
         }
         loop {
             // Release publishes the link; the caller's fence orders the push before its look at the mutex.
-            match self.head.compare_exchange_weak(head, handle.index + 1, Ordering::Release, Ordering::Relaxed) {
+            match self.head.compare_exchange_weak(
+                head,
+                handle.index + 1,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return true,
                 Err(current) => {
                     head = current;

@@ -6,14 +6,20 @@
 
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, Chunks, RegionSlot, Request, Unplaced};
+use smallvec::SmallVec;
+
+use crate::arena::trim::{HeldSpan, TrimCursor};
+use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
-use crate::arena::trim::{HeldSpan, TrimCursor};
 use crate::lock::{AllocatorGuard, Unlocked};
+use crate::units::RegionId;
 
 /// How long a request waits for a region that another thread is acquiring or releasing.
 const REGION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest step of that wait: waiting releases the mutex without a look at the pending list.
+const REGION_STEP: Duration = Duration::from_millis(20);
 
 /// Why a request was not placed.
 pub(crate) enum Unserved {
@@ -45,22 +51,27 @@ impl AllocatorGuard<'_> {
             let shared = self.shared();
             match shared.place(self.state()?, placement) {
                 Ok(chunks) => return Ok(chunks),
-                Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
-                Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
                 Err(Unplaced::NeedsRegion(slot)) => {
                     if let Err(error) = self.acquire_region(slot)? {
                         placement.refused.push(slot);
                         refusal.get_or_insert(error);
                     }
                 }
+                Err(_) if !shared.pending.is_empty() => self.unlocked(|_| ())?,
+                Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
+                Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
                 Err(Unplaced::RegionBusy) => {
+                    if matches!(refusal, Some(FlexError::RegionSetup(RegionSetupError::Busy { .. }))) {
+                        // It has waited for its region once.
+                        return Err(Unserved::Exhausted);
+                    }
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + REGION_TIMEOUT);
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        refusal.get_or_insert(RegionSetupError::Busy { waited: REGION_TIMEOUT }.into());
+                        *refusal = Some(RegionSetupError::Busy { waited: REGION_TIMEOUT }.into());
                         return Err(Unserved::Exhausted);
                     }
-                    self.wait_for_region(left)?;
+                    self.wait_for_region(left.min(REGION_STEP))?;
                 }
             }
         }
@@ -70,33 +81,67 @@ impl AllocatorGuard<'_> {
     fn acquire_region(&mut self, slot: RegionSlot) -> Result<Result<(), FlexError>, Forked> {
         let state = self.state()?;
         let (size_bytes, domain, memory_type) = state.arena.region_to_acquire(slot);
-        let change = RegionChange { guard: self, undo: |arena| arena.region_failed(slot), done: false };
-        let device = &change.guard.shared().device;
-        let acquired = change.guard.unlocked(|_| device.acquire_region(size_bytes, domain, memory_type))?;
-        match acquired {
-            Ok(region) => change.finish(|arena| arena.region_acquired(slot, region)).map(Ok),
-            Err(source) => Ok(Err(RegionSetupError::Refused { size_bytes, domain, memory_type, source }.into())),
+        let coming = ComingRegion { guard: self, slot, region: None };
+        let device = &coming.guard.shared().device;
+        match coming.guard.unlocked(|_| device.acquire_region(size_bytes, domain, memory_type))? {
+            Ok(region) => {
+                coming.arrive(region);
+                Ok(Ok(()))
+            }
+            Err(source) => {
+                Ok(Err(RegionSetupError::Refused { size_bytes, domain, memory_type, source }.into()))
+            }
         }
     }
 
     /// Gives wholly free regions back to a device that can take them; returns their bytes.
     pub(crate) fn release_free_regions(&mut self) -> Result<u64, FlexError> {
         let device = &self.shared().device;
-        let leaving = self.state()?.arena.start_release_of_free_regions();
+        let mut leaving =
+            LeavingRegions { regions: self.state()?.arena.start_release_of_free_regions(), guard: self };
         let (mut returned_bytes, mut result) = (0, Ok(()));
-        for (slot, region) in leaving {
-            let (size_bytes, ..) = self.state()?.arena.region_to_acquire(slot);
-            let change = RegionChange { guard: self, undo: |arena| arena.region_kept(slot), done: false };
-            match change.guard.unlocked(|_| device.release_region(region))? {
-                Ok(()) => change.finish(|arena| arena.region_released(slot))?,
-                Err(error) => {
-                    result = Err(FlexError::Device(error));
-                    continue;
-                }
+        while let Some(&(slot, region)) = leaving.regions.last() {
+            let released = leaving.guard.unlocked(|_| device.release_region(region))?;
+            if released.is_ok() {
+                let arena = &mut leaving.guard.state()?.arena;
+                returned_bytes += arena.region_to_acquire(slot).0;
+                arena.region_released(slot);
+                leaving.regions.pop();
+            } else {
+                leaving.keep_last();
             }
-            returned_bytes += size_bytes;
+            leaving.guard.shared().region_changed.notify_all();
+            result = result.and(released);
         }
-        result.map(|()| returned_bytes)
+        result?;
+        Ok(returned_bytes)
+    }
+}
+
+/// Regions on their way back to the device. Those that did not get there are in use again when this is dropped,
+/// also on unwind.
+struct LeavingRegions<'g, 'a> {
+    guard: &'g mut AllocatorGuard<'a>,
+    regions: SmallVec<[(RegionSlot, RegionId); 8]>,
+}
+
+impl LeavingRegions<'_, '_> {
+    fn keep_last(&mut self) {
+        let shared = self.guard.shared();
+        let Ok(state) = self.guard.state() else { return self.regions.clear() };
+        if let Some((slot, _)) = self.regions.pop() {
+            state.arena.region_kept(slot);
+            shared.serve(state);
+        }
+    }
+}
+
+impl Drop for LeavingRegions<'_, '_> {
+    fn drop(&mut self) {
+        while !self.regions.is_empty() {
+            self.keep_last();
+        }
+        self.guard.shared().region_changed.notify_all();
     }
 }
 
@@ -146,27 +191,27 @@ impl Drop for HeldSpans<'_, '_> {
     }
 }
 
-/// A region between two phases; undone unless finished, also on unwind. Tells the waiting threads either way.
-struct RegionChange<'g, 'a, U: FnMut(&mut Arena)> {
+/// A region on its way from the device: present when this is dropped if it arrived, else absent again, also on
+/// unwind. Tells the threads that wait for it either way.
+struct ComingRegion<'g, 'a> {
     guard: &'g mut AllocatorGuard<'a>,
-    undo: U,
-    done: bool,
+    slot: RegionSlot,
+    region: Option<RegionId>,
 }
 
-impl<U: FnMut(&mut Arena)> RegionChange<'_, '_, U> {
-    fn finish(mut self, change: impl FnOnce(&mut Arena)) -> Result<(), Forked> {
-        change(&mut self.guard.state()?.arena);
-        self.done = true;
-        Ok(())
+impl ComingRegion<'_, '_> {
+    fn arrive(mut self, region: RegionId) {
+        self.region = Some(region);
     }
 }
 
-impl<U: FnMut(&mut Arena)> Drop for RegionChange<'_, '_, U> {
+impl Drop for ComingRegion<'_, '_> {
     fn drop(&mut self) {
         let shared = self.guard.shared();
         let Ok(state) = self.guard.state() else { return };
-        if !self.done {
-            (self.undo)(&mut state.arena);
+        match self.region {
+            Some(region) => state.arena.region_acquired(self.slot, region),
+            None => state.arena.region_failed(self.slot),
         }
         shared.region_changed.notify_all();
     }

@@ -52,21 +52,12 @@ impl Shared {
         self.serve(state);
     }
 
-    /// Places a request, or says why not. Drains until there is nothing left to drain.
+    /// Places a request, or says why not, after draining one batch.
     pub(crate) fn place(&self, state: &mut State, request: &Request) -> Result<Chunks, Unplaced> {
-        loop {
-            self.drain(state);
-            match state.arena.place(request) {
-                Ok(chunks) => {
-                    self.prepare(&chunks);
-                    return Ok(chunks);
-                }
-                // The region is reserved for the caller already.
-                Err(unplaced @ Unplaced::NeedsRegion(_)) => return Err(unplaced),
-                Err(_) if !self.pending.is_empty() => {}
-                Err(unplaced) => return Err(unplaced),
-            }
-        }
+        self.drain(state);
+        let chunks = state.arena.place(request)?;
+        self.prepare(&chunks);
+        Ok(chunks)
     }
 
     /// Serves registered requests, oldest first. Called after memory came free.
@@ -117,13 +108,6 @@ impl Shared {
         fence(Ordering::SeqCst);
         self.after_unlock();
         Ok(())
-    }
-
-    /// Drains everything that is pending.
-    pub(crate) fn drain_all(&self, state: &mut State) {
-        while !self.pending.is_empty() {
-            self.drain(state);
-        }
     }
 
     /// As [`free`](Self::free), filling the block first if blocks are poisoned: it is still the caller's.

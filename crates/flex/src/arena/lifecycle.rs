@@ -78,7 +78,8 @@ impl Arena {
 
     /// The acquired regions and their usable sizes in bytes.
     pub(crate) fn present_regions(&self) -> SmallVec<[(RegionId, u64); 8]> {
-        let present = self.regions.iter().filter_map(|region| Some((region.present_id()?, region.usable_bytes())));
+        let present =
+            self.regions.iter().filter_map(|region| Some((region.present_id()?, region.usable_bytes())));
         present.collect()
     }
 

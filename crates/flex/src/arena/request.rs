@@ -80,11 +80,6 @@ impl Request {
         }
     }
 
-    /// Size of each chunk in bytes, rounded up.
-    pub(crate) fn chunk_bytes(&self) -> u64 {
-        self.chunk_bytes
-    }
-
     /// Size of all chunks in bytes.
     pub(crate) fn total_bytes(&self) -> u64 {
         // Checked when the request was made.

@@ -6,8 +6,9 @@
 //!
 //! Lock: `Gate::state`; a job's phase and answer change only under it.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -36,6 +37,8 @@ enum Answer {
     /// one thread finalizers stay on that thread.
     Alone,
     Hints(Hints),
+    /// The reclaimer could not be used; the flight, if any, has landed.
+    Failed(SkipReason),
 }
 
 const QUEUED: u8 = 0;
@@ -49,6 +52,7 @@ pub(super) struct Job {
     task: Task,
     petition: Petition,
     phase: AtomicU8,
+    answered: AtomicBool,
     answer: Mutex<Option<Answer>>,
 }
 
@@ -64,6 +68,15 @@ impl Job {
     fn take_answer(&self) -> Option<Answer> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+
+    /// Answers once: a second answer changes nothing and is reported as false.
+    fn answer(&self, answer: Answer) -> bool {
+        let first = !self.answered.swap(true, Ordering::Relaxed);
+        if first {
+            *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        }
+        first
+    }
 }
 
 impl Gate {
@@ -78,14 +91,15 @@ impl Gate {
         match self.ask_collector(Task::Collect { generation, epoch }, petition) {
             Ok(Answer::Collected(outcome)) => outcome,
             Ok(Answer::Alone) => {
-                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                let mut landing =
+                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
                 self.reclaimer.attached(proof, petition.entry.thread, &mut || {
-                    landing.outcome = self.run_collection(proof, petition, generation, false);
+                    landing.outcome = self.run_collection(proof, petition, generation, epoch, false);
                 });
                 landing.outcome
             }
             Ok(Answer::Hints(_)) => unreachable!("a collection is not answered with hints"),
-            Err(reason) => Err(reason),
+            Ok(Answer::Failed(reason)) | Err(reason) => Err(reason),
         }
     }
 
@@ -104,12 +118,13 @@ impl Gate {
     }
 
     /// Queues a job and waits for its answer. A collection whose answer does not come in time is cancelled if it
-    /// has not begun, and lands; if it has, it is abandoned, and lands when it ends.
+    /// has not begun, or waits for a foreign one, and lands; else it is abandoned, and lands when it ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, SkipReason> {
         let job = Arc::new(Job {
             task,
             petition: petition.clone(),
             phase: AtomicU8::new(QUEUED),
+            answered: AtomicBool::new(false),
             answer: Mutex::new(None),
         });
         self.queue(&job)?;
@@ -128,11 +143,12 @@ impl Gate {
         }
     }
 
-    fn give_up(&self, state: &mut State, job: &Job, reason: SkipReason) {
+    fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) {
+        state.jobs.retain(|queued| !Arc::ptr_eq(queued, job));
         let running = job.phase() == RUNNING;
         job.set_phase(if running { ABANDONED } else { CANCELLED });
         let Task::Collect { generation, epoch } = job.task else { return };
-        if !running {
+        if !running || state.is_behind_foreign(epoch) {
             state.land(epoch, generation, Err(reason));
             self.changed.notify_all();
         } else if reason == SkipReason::Timeout {
@@ -152,11 +168,10 @@ impl Gate {
         drop(state);
         let Err(_) = self.start_collector() else { return Ok(()) };
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
-        job.set_phase(CANCELLED);
-        if let Task::Collect { generation, epoch } = job.task {
-            state.land(epoch, generation, Err(SkipReason::Uninitialized));
-            self.changed.notify_all();
+        if job.phase() != QUEUED {
+            return Ok(()); // A collector that had become idle took it.
         }
+        self.give_up(&mut state, job, SkipReason::Uninitialized);
         Err(SkipReason::Uninitialized)
     }
 
@@ -179,29 +194,45 @@ impl Gate {
                 state.idle_collectors -= 1;
                 continue;
             };
-            if job.phase() == CANCELLED {
-                continue;
-            }
             job.set_phase(ATTACHING);
             state.attaching_collectors += 1;
             drop(state);
-            if self.reclaimer.is_finalizing() {
-                return;
-            }
-            // A panic of the reclaimer has been reported by the panic hook; the job then goes unanswered.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                self.reclaimer.attached(&proof, me, &mut || self.serve(&proof, me, &job));
-            }));
+            self.attach_and_serve(&proof, me, &job);
             let Ok(locked) = self.lock() else { return };
             state = locked;
+        }
+    }
+
+    /// Serves one job, and answers it also when the reclaimer panics or can no longer attach anybody.
+    fn attach_and_serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>) {
+        let attaching = Cell::new(true);
+        let reason = if self.reclaimer.is_finalizing() {
+            SkipReason::Finalizing
+        } else {
+            // The panic hook has reported a panic of the reclaimer.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                self.reclaimer.attached(proof, me, &mut || self.serve(proof, me, job, &attaching));
+            }));
+            SkipReason::Uninitialized
+        };
+        let Ok(mut state) = self.lock() else { return };
+        state.attaching_collectors -= usize::from(attaching.get());
+        if !state.resting_collectors.contains(&me) {
             state.resting_collectors.push(me);
+        }
+        if job.answer(Answer::Failed(reason)) {
+            if let Task::Collect { generation, epoch } = job.task {
+                state.land(epoch, generation, Err(reason));
+            }
+            self.changed.notify_all();
         }
     }
 
     /// Answers one job, attached.
-    fn serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>) {
+    fn serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>, attaching: &Cell<bool>) {
         {
             let Ok(mut state) = self.lock() else { return };
+            attaching.set(false);
             state.attaching_collectors -= 1;
             state.resting_collectors.retain(|thread| *thread != me);
             if job.phase() == CANCELLED {
@@ -215,11 +246,13 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
-        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) = (job.task, answer, job.phase()) {
+        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) =
+            (job.task, answer, job.phase())
+        {
             // Nobody is left to collect by itself.
             state.land(epoch, generation, Err(SkipReason::Timeout));
         }
-        *job.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        job.answer(answer);
         self.changed.notify_all();
     }
 
@@ -232,8 +265,9 @@ impl Gate {
                 if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
                     return Answer::Alone;
                 }
-                let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
-                landing.outcome = self.run_collection(proof, petition, generation, true);
+                let mut landing =
+                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                landing.outcome = self.run_collection(proof, petition, generation, epoch, true);
                 Answer::Collected(landing.outcome)
             }
         }

@@ -21,7 +21,11 @@ const LONGEST_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flight {
     epoch: u64,
-    /// Somebody's deadline passed while waiting for it. Later requests do not wait for it at all.
+    /// The deadline of the request it took off for.
+    deadline: Instant,
+    /// It waits for a collection that is not the gate's.
+    behind_foreign: bool,
+    /// That deadline passed, and somebody waited for it in vain. Later requests do not wait for it at all.
     overdue: bool,
 }
 
@@ -45,15 +49,20 @@ pub(super) enum Turn {
 }
 
 impl State {
-    fn take_off(&mut self) -> u64 {
+    fn take_off(&mut self, deadline: Instant) -> u64 {
         self.epoch += 1;
-        self.flight = Some(Flight { epoch: self.epoch, overdue: false });
+        self.flight = Some(Flight { epoch: self.epoch, deadline, behind_foreign: false, overdue: false });
         self.epoch
+    }
+
+    /// The flight with this epoch, if it has not landed.
+    pub(super) fn in_the_air(&mut self, epoch: u64) -> Option<&mut Flight> {
+        self.flight.as_mut().filter(|flight| flight.epoch == epoch)
     }
 
     /// Ends a flight. Once: a second call for the same epoch changes nothing.
     pub(super) fn land(&mut self, epoch: u64, generation: Generation, outcome: Outcome) {
-        if self.flight.is_some_and(|flight| flight.epoch == epoch) {
+        if self.in_the_air(epoch).is_some() {
             self.flight = None;
             if self.landings.len() == REMEMBERED_LANDINGS {
                 self.landings.pop_front();
@@ -62,12 +71,16 @@ impl State {
         }
     }
 
+    /// Somebody has waited for a flight in vain. One that is still in time is only slow for them.
     pub(super) fn mark_overdue(&mut self, epoch: u64) {
-        if let Some(flight) = &mut self.flight
-            && flight.epoch == epoch
-        {
-            flight.overdue = true;
+        let now = Instant::now();
+        if let Some(flight) = self.in_the_air(epoch) {
+            flight.overdue |= now >= flight.deadline;
         }
+    }
+
+    pub(super) fn is_behind_foreign(&mut self, epoch: u64) -> bool {
+        self.in_the_air(epoch).is_some_and(|flight| flight.behind_foreign)
     }
 }
 
@@ -90,7 +103,7 @@ impl Gate {
                 self.share(proof, petition, flight.epoch)
             }
             None => {
-                let epoch = state.take_off();
+                let epoch = state.take_off(petition.deadline);
                 drop(state);
                 Turn::Own(self.fly(proof, petition, generation, epoch))
             }
@@ -99,21 +112,25 @@ impl Gate {
 
     /// Waits for the flight of another request.
     fn share(&self, proof: &Unlocked<'_>, petition: &Petition, epoch: u64) -> Turn {
-        let mut landing = None;
-        self.wait_detached(proof, petition, &mut || landing = self.wait_for_landing(petition, epoch));
-        Turn::Shared(landing)
+        let mut turn = Turn::Shared(None);
+        self.wait_detached(proof, petition, &mut || turn = self.wait_for_landing(petition, epoch));
+        turn
     }
 
-    fn wait_for_landing(&self, petition: &Petition, epoch: u64) -> Option<Landing> {
-        let mut state = self.lock().ok()?;
+    fn wait_for_landing(&self, petition: &Petition, epoch: u64) -> Turn {
+        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked)) };
         loop {
-            if state.flight.is_none_or(|flight| flight.epoch != epoch) || self.is_closing() {
-                return state.landings.iter().find(|landing| landing.epoch == epoch).copied();
+            if state.in_the_air(epoch).is_none() || self.is_closing() {
+                return Turn::Shared(state.landings.iter().find(|landing| landing.epoch == epoch).copied());
+            }
+            if petition.entry.in_collection && state.is_behind_foreign(epoch) {
+                // It waits for the collection that this thread is in the middle of.
+                return Turn::Own(Err(SkipReason::Reentrant));
             }
             let left = petition.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 state.mark_overdue(epoch);
-                return None;
+                return Turn::Shared(None);
             }
             state = self.wait(state, left);
         }
@@ -126,7 +143,7 @@ impl Gate {
             return self.delegate(proof, petition, generation, epoch);
         }
         let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
-        landing.outcome = self.run_collection(proof, petition, generation, false);
+        landing.outcome = self.run_collection(proof, petition, generation, epoch, false);
         landing.outcome
     }
 
@@ -136,6 +153,7 @@ impl Gate {
         proof: &Unlocked<'_>,
         petition: &Petition,
         generation: Generation,
+        epoch: u64,
         on_collector: bool,
     ) -> Outcome {
         let mut poll = Duration::from_micros(500);
@@ -152,35 +170,47 @@ impl Gate {
                 petition.counters.count_collection(generation == Generation::Full, collected.elapsed);
                 return Ok(collected);
             }
-            let unseen = !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
+            let unseen =
+                !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
             if petition.entry.in_collection || unseen {
                 return Err(SkipReason::Reentrant);
             }
-            if petition.is_late() {
-                return Err(SkipReason::Timeout);
-            }
-            self.reclaimer.detached(proof, &mut || self.wait_for_foreign_stop(petition, stopped, poll));
+            let mut in_time = false;
+            self.reclaimer.detached(proof, &mut || {
+                in_time = self.wait_for_foreign_stop(petition, epoch, stopped, poll);
+            });
             if is_forked() {
                 return Err(SkipReason::Forked);
             }
             if self.is_closing() {
                 return Err(SkipReason::Finalizing);
             }
+            if !in_time {
+                return Err(SkipReason::Timeout);
+            }
             poll = (poll * 2).min(LONGEST_POLL);
         }
     }
 
     /// Waits until a collection is seen to stop, or for one step: seeing it is a hint, never trusted alone.
-    fn wait_for_foreign_stop(&self, petition: &Petition, stopped: u64, step: Duration) {
+    /// False if there is no time left: a request that gives up meanwhile lands its flight.
+    fn wait_for_foreign_stop(&self, petition: &Petition, epoch: u64, stopped: u64, step: Duration) -> bool {
         let end = petition.deadline.min(Instant::now() + step);
-        let Ok(mut state) = self.lock() else { return };
+        let Ok(mut state) = self.lock() else { return false };
+        if let Some(flight) = state.in_the_air(epoch) {
+            flight.behind_foreign = true;
+            self.changed.notify_all();
+        }
         while self.reclaimer.collections_stopped() == stopped && !self.is_closing() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
             state = self.wait(state, left);
         }
+        let Some(flight) = state.in_the_air(epoch) else { return false };
+        flight.behind_foreign = false;
+        !petition.is_late()
     }
 
     /// Runs `body`, which waits, with the request's thread detached.

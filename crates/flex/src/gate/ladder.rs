@@ -28,6 +28,9 @@ const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 /// How long the interpreter may take to explain a failure.
 const HINTS_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// A timeout that no request outlives.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
 /// The ladder as a memory-pressure callback: one call runs all rungs.
 pub(super) struct Ladder {
     gate: Arc<Gate>,
@@ -55,6 +58,7 @@ struct Climb<'a> {
     /// A flight with a later epoch began after this request had failed.
     since_epoch: u64,
     reclaimed_at_start: u64,
+    freed_at_start: u64,
 }
 
 /// What a collection meant for the request.
@@ -70,13 +74,13 @@ enum Step {
 impl<'a> Climb<'a> {
     fn start(gate: &'a Gate, guard: &mut AllocatorGuard<'_>) -> Result<Self, Forked> {
         let counters = Arc::clone(guard.counters());
+        let (reclaimed_at_start, freed_at_start) = (counters.reclaimed(), counters.collection_freed());
         let policy = gate.policy();
-        let deadline = Instant::now() + policy.timeout;
+        let deadline = deadline_in(policy.timeout);
         let (entry, since_epoch) = guard.unlocked(|_| (gate.reclaimer.entry(), gate.epoch()))?;
-        let reclaimed_at_start = counters.reclaimed();
         let respect_disable = policy.collect == CollectPolicy::RespectDisable;
         let petition = Petition { entry, deadline, respect_disable, counters };
-        Ok(Climb { gate, policy, petition, since_epoch, reclaimed_at_start })
+        Ok(Climb { gate, policy, petition, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
     fn run(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
@@ -86,18 +90,24 @@ impl<'a> Climb<'a> {
         }
         if request.report.skipped == Some(SkipReason::Finalizing) {
             // Waking a daemon thread into a dying interpreter ends the process; see the reclaimer.
-            return guard.unlocked(|_| self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline));
+            return guard.unlocked(|_| {
+                self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline)
+            });
         }
         if !guard.search(request)? && guard.frees_in_flight() {
             guard.unlocked(|proof| {
                 self.gate.wait_detached(proof, &self.petition, &mut || thread::sleep(FREE_IN_FLIGHT_WAIT));
             })?;
         }
-        if !guard.search(request)? && self.petition.entry.unavailable.is_none() {
+        // Inside a collection the answer must come at once, and the interpreter may be waiting for this thread.
+        let may_ask = self.petition.entry.unavailable.is_none()
+            && request.report.skipped != Some(SkipReason::Reentrant);
+        if !guard.search(request)? && may_ask {
             let petition = Petition { deadline: Instant::now() + HINTS_TIMEOUT, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
-        request.report.reclaimed_bytes = self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
+        request.report.reclaimed_bytes =
+            self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
         Ok(())
     }
 
@@ -115,22 +125,25 @@ impl<'a> Climb<'a> {
     }
 
     /// Young, then full collections, until a search succeeds or nothing more is to be hoped for.
-    fn collect(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
+    fn collect(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+    ) -> Result<(), Forked> {
         if self.policy.escalate && self.gate.reclaimer.young_is_cheap() {
             let step = self.step(guard, request, Generation::Young)?;
             if guard.search(request)? || matches!(step, Step::Skipped) {
                 return Ok(());
             }
         }
-        let mut freed_before = self.petition.counters.collection_freed();
+        let mut freed_before = self.freed_at_start;
         for _ in 0..ROUNDS {
-            let freed_own = match self.collect_full(guard, request)? {
-                Full::Done => return Ok(()),
-                Full::Fruitless { freed_bytes } => freed_bytes,
-            };
+            if let Full::Done = self.collect_full(guard, request)? {
+                return Ok(());
+            }
             // The memory that a collection freed, ours or a foreign one, may have gone to others: it was there.
             let freed = self.petition.counters.collection_freed();
-            if freed_own == 0 && freed == freed_before {
+            if freed == freed_before {
                 return Ok(());
             }
             freed_before = freed;
@@ -143,8 +156,12 @@ impl<'a> Climb<'a> {
     }
 
     /// Full collections, repeated while they find garbage: it comes in waves.
-    fn collect_full(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<Full, Forked> {
-        let (mut dry, mut freed_total) = (0, 0);
+    fn collect_full(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+    ) -> Result<Full, Forked> {
+        let mut dry = 0;
         loop {
             let step = self.step(guard, request, Generation::Full)?;
             if guard.search(request)? {
@@ -155,10 +172,9 @@ impl<'a> Climb<'a> {
                 Step::Skipped => return Ok(Full::Done),
                 Step::Shared => {}
                 Step::Counted { objects, freed_bytes } => {
-                    freed_total += freed_bytes;
                     dry = if freed_bytes > 0 { 0 } else { dry + 1 };
                     if objects == 0 || dry == DRY_COLLECTIONS {
-                        return Ok(Full::Fruitless { freed_bytes: freed_total });
+                        return Ok(Full::Fruitless);
                     }
                 }
             }
@@ -182,7 +198,9 @@ impl<'a> Climb<'a> {
         let (collected, own) = match turn {
             Turn::Own(Ok(collected)) => (collected, true),
             Turn::Shared(Some(landing)) => match landing.outcome {
-                Ok(collected) if landing.epoch > self.since_epoch && landing.generation == Generation::Full => {
+                Ok(collected)
+                    if landing.epoch > self.since_epoch && landing.generation == Generation::Full =>
+                {
                     self.since_epoch = landing.epoch;
                     (collected, false)
                 }
@@ -217,7 +235,13 @@ enum Full {
     /// Served, out of time, or unable to collect.
     Done,
     /// The last one found nothing more.
-    Fruitless { freed_bytes: u64 },
+    Fruitless,
+}
+
+/// A far future where the clock has no room for the timeout.
+fn deadline_in(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + FOR_EVER)
 }
 
 fn skip(request: &mut PressureRequest, reason: SkipReason) {

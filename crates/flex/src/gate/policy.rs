@@ -42,8 +42,11 @@ pub(super) struct Policy {
 
 impl Policy {
     pub(super) fn new(settings: PolicySettings) -> Self {
-        let policy =
-            Policy { collect: AtomicU8::new(0), escalate: AtomicBool::new(false), timeout_ms: AtomicU64::new(0) };
+        let policy = Policy {
+            collect: AtomicU8::new(0),
+            escalate: AtomicBool::new(false),
+            timeout_ms: AtomicU64::new(0),
+        };
         policy.set(settings);
         policy
     }

@@ -70,6 +70,10 @@ impl<'g, 'a> Event<'g, 'a> {
             self.rescued = true;
             return Ok(chunks);
         }
+        let report = &mut self.request.report;
+        if report.young_collections + report.full_collections > 0 {
+            report.skipped = None;
+        }
         match self.request.refusal.take() {
             Some(refusal) => Err(refusal),
             None => Err(out_of_memory(self.guard, &self.request, true)?),

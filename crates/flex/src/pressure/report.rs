@@ -23,7 +23,7 @@ pub enum SkipReason {
     Forked,
     /// The deadline of the request passed before a collection could run.
     Timeout,
-    /// The interpreter is not initialised, or the reclaimer is not set up yet.
+    /// The interpreter is not initialised, or the reclaimer is not set up yet or has failed.
     Uninitialized,
     /// The thread belongs to another interpreter than the gate's.
     Interpreter,

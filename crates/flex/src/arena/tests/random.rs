@@ -68,13 +68,6 @@ impl Run {
     }
 
     fn check(&self) {
-        self.check_figures_agree();
-        let mut spans = Vec::with_capacity(self.arena.free_block_count());
-        assert!(self.arena.free_spans(&mut spans));
-        assert_eq!(spans.len(), self.arena.free_block_count());
-    }
-
-    fn check_figures_agree(&self) {
         self.arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
         assert_eq!(self.arena.statistics(), self.model.statistics());
     }
@@ -86,7 +79,7 @@ impl Run {
         loop {
             let mut held = Vec::with_capacity(3);
             self.arena.hold_free_spans(&mut cursor, minimum_bytes, &mut held);
-            self.check_figures_agree();
+            self.check();
             if held.is_empty() {
                 break;
             }
@@ -95,10 +88,15 @@ impl Run {
                 self.arena.return_held_span(span);
             }
         }
-        let mut spans = Vec::with_capacity(self.arena.free_block_count());
-        assert!(self.arena.free_spans(&mut spans));
-        spans.retain(|(.., size_bytes)| *size_bytes >= minimum_bytes);
-        assert_eq!(seen, spans);
+        assert_eq!(seen, self.free_spans(minimum_bytes));
+    }
+
+    fn free_spans(&self, minimum_bytes: u64) -> Vec<(RegionId, u64, u64)> {
+        let spans = self.arena.snapshot().into_iter().flat_map(|region| {
+            let free = region.blocks.into_iter().filter(|block| !block.occupied);
+            free.map(move |block| (region.region_id, block.offset_bytes, block.size_bytes))
+        });
+        spans.filter(|(.., size_bytes)| *size_bytes >= minimum_bytes).collect()
     }
 
     fn allocate(&mut self, ask: &Ask) {

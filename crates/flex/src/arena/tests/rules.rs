@@ -420,21 +420,6 @@ fn the_snapshot_lists_blocks_in_order() {
 }
 
 #[test]
-fn the_list_of_free_spans_never_grows() {
-    let mut arena = tensor_arena(&[4096], RegionOrder::MostFree);
-    let handles: Vec<_> = (0..4).map(|_| tensor(&mut arena, 1024).unwrap().0).collect();
-    arena.release(handles[0]).unwrap();
-    arena.release(handles[2]).unwrap();
-    let mut spans = Vec::with_capacity(2);
-    assert_eq!(arena.free_block_count(), 2);
-    assert!(arena.free_spans(&mut spans));
-    assert_eq!(spans, [(RegionId(0), 0, 1024), (RegionId(0), 2048, 1024)]);
-    let capacity = spans.capacity();
-    assert!(!arena.free_spans(&mut spans));
-    assert_eq!(spans.capacity(), capacity);
-}
-
-#[test]
 fn held_blocks_are_free_but_not_to_be_had() {
     let mut arena = tensor_arena(&[4096], RegionOrder::MostFree);
     let handles: Vec<_> = (0..4).map(|_| tensor(&mut arena, 1024).unwrap().0).collect();
@@ -454,8 +439,25 @@ fn held_blocks_are_free_but_not_to_be_had() {
     assert!(arena.start_release_of_free_regions().is_empty(), "a region with held blocks stays");
     arena.return_held_span(held[0]);
     arena.validate().unwrap_or_else(|violation| panic!("{violation}"));
-    assert_eq!(arena.free_block_count(), 1);
+    assert_eq!(arena.snapshot()[0].blocks.len(), 1);
     tensor(&mut arena, 4096).unwrap();
+}
+
+#[test]
+fn a_hold_takes_no_more_than_its_list_has_room_for() {
+    let mut arena = tensor_arena(&[4096], RegionOrder::MostFree);
+    let handles: Vec<_> = (0..4).map(|_| tensor(&mut arena, 1024).unwrap().0).collect();
+    arena.release(handles[0]).unwrap();
+    arena.release(handles[2]).unwrap();
+    let mut cursor = TrimCursor::default();
+    let mut held = Vec::with_capacity(1);
+    for expected_offset in [0, 2048] {
+        arena.hold_free_spans(&mut cursor, 0, &mut held);
+        assert_eq!((held.len(), held.capacity(), held[0].offset_bytes), (1, 1, expected_offset));
+        arena.return_held_span(held.remove(0));
+    }
+    arena.hold_free_spans(&mut cursor, 0, &mut held);
+    assert!(held.is_empty());
 }
 
 #[test]

@@ -1,0 +1,246 @@
+//! Callbacks and other threads: replaced and removed while they run, and frees that meet a taken mutex. Every
+//! interleaving is forced with channels.
+
+#[path = "common/support.rs"]
+mod support;
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use flex::FlexAllocator;
+use flex::pressure::{SharedCallback, Verdict};
+use support::*;
+
+/// Sends an event when dropped, after using the allocator, which would hang under its mutex.
+struct Dropped {
+    allocator: FlexAllocator,
+    event: mpsc::Sender<()>,
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.allocator.statistics().unwrap();
+        let _ = self.event.send(());
+    }
+}
+
+fn full() -> (FlexAllocator, Hoard) {
+    let allocator = allocator(64 * KIB);
+    let hoard = Hoard::of(allocate_many(&allocator, 16, 4 * KIB));
+    (allocator, hoard)
+}
+
+/// A callback that says when it is running and waits, unlocked, to be told to go on.
+struct Paused {
+    callback: SharedCallback,
+    running: mpsc::Receiver<()>,
+    go_on: mpsc::Sender<()>,
+    dropped: mpsc::Receiver<()>,
+}
+
+fn paused(allocator: &FlexAllocator, hoard: &Hoard) -> Paused {
+    let (tell_running, running) = mpsc::channel();
+    let (go_on, wait_to_go_on) = mpsc::channel::<()>();
+    let (tell_dropped, dropped) = mpsc::channel();
+    let wait_to_go_on = Mutex::new(wait_to_go_on);
+    let blocks = hoard.clone();
+    let dropping = Dropped { allocator: allocator.clone(), event: tell_dropped };
+    let callback = callback(move |guard, _| {
+        let _ = &dropping;
+        guard
+            .unlocked(|_| {
+                tell_running.send(()).unwrap();
+                wait(&wait_to_go_on.lock().unwrap());
+                blocks.free_one();
+            })
+            .unwrap();
+        Verdict::GiveUp
+    });
+    Paused { callback, running, go_on, dropped }
+}
+
+#[test]
+fn a_callback_removed_while_it_runs_finishes_and_is_dropped_outside_the_mutex() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let Paused { callback, running, go_on, dropped } = paused(&allocator, &hoard);
+    allocator.set_memory_pressure_callback(Some(callback)).unwrap();
+    thread::scope(|scope| {
+        let rescued = scope.spawn(|| allocate(&allocator, 4 * KIB).unwrap());
+        wait(&running);
+        let previous = allocator.set_memory_pressure_callback(None).unwrap().unwrap();
+        expect_out_of_memory(allocate(&allocator, 4 * KIB));
+        drop(previous);
+        assert!(dropped.try_recv().is_err(), "it is still running");
+        go_on.send(()).unwrap();
+        drop(rescued.join().unwrap());
+        wait(&dropped);
+    });
+    check(&allocator, 15 * 4 * KIB);
+}
+
+#[test]
+fn a_callback_replaced_while_it_runs_serves_its_own_event_only() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let first = paused(&allocator, &hoard);
+    let (second_called, second_calls) = mpsc::channel();
+    let blocks = hoard.clone();
+    let second = callback(move |guard, _| {
+        second_called.send(thread::current().id()).unwrap();
+        guard.unlocked(|_| blocks.free_one()).unwrap();
+        Verdict::GiveUp
+    });
+    allocator.set_memory_pressure_callback(Some(first.callback)).unwrap();
+    thread::scope(|scope| {
+        let rescued = scope.spawn(|| allocate(&allocator, 4 * KIB).unwrap());
+        wait(&first.running);
+        drop(allocator.set_memory_pressure_callback(Some(second)).unwrap());
+        let here = allocate(&allocator, 4 * KIB).unwrap();
+        assert_eq!(wait(&second_calls), thread::current().id());
+        first.go_on.send(()).unwrap();
+        wait(&first.dropped);
+        drop((rescued.join().unwrap(), here));
+    });
+    assert!(second_calls.try_recv().is_err());
+    assert_eq!(allocator.pressure_statistics().rescued, 2);
+    check(&allocator, 14 * 4 * KIB);
+}
+
+#[test]
+fn frees_of_other_threads_reach_a_request_that_unlocked() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let (unlocked, wait_unlocked) = mpsc::channel();
+    let (freed, wait_freed) = mpsc::channel();
+    let wait_freed = Mutex::new(wait_freed);
+    set_callback(&allocator, move |guard, _| {
+        guard
+            .unlocked(|_| {
+                unlocked.send(()).unwrap();
+                wait(&wait_freed.lock().unwrap());
+            })
+            .unwrap();
+        Verdict::GiveUp
+    });
+    thread::scope(|scope| {
+        let request = scope.spawn(|| allocate(&allocator, 4 * KIB).unwrap());
+        wait(&wait_unlocked);
+        hoard.free_one();
+        freed.send(()).unwrap();
+        drop(request.join().unwrap());
+    });
+    check(&allocator, 15 * 4 * KIB);
+}
+
+#[test]
+fn frees_of_other_threads_never_wait_for_the_mutex() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let (locked, wait_locked) = mpsc::channel();
+    let (freed, wait_freed) = mpsc::channel();
+    let wait_freed = Mutex::new(wait_freed);
+    set_callback(&allocator, move |guard, request| {
+        // Held all the time, and yet the other thread gets through.
+        locked.send(()).unwrap();
+        wait(&wait_freed.lock().unwrap());
+        assert!(!guard.frees_in_flight());
+        assert!(guard.search(request).unwrap());
+        Verdict::GiveUp
+    });
+    thread::scope(|scope| {
+        let request = scope.spawn(|| allocate(&allocator, 4 * KIB).unwrap());
+        wait(&wait_locked);
+        hoard.free_one();
+        freed.send(()).unwrap();
+        drop(request.join().unwrap());
+    });
+    check(&allocator, 15 * 4 * KIB);
+}
+
+#[test]
+fn what_is_freed_under_the_mutex_is_back_after_the_unlock() {
+    let _watchdog = watchdog();
+    let allocator = allocator(1 << 20);
+    // More than one batch of the pending list.
+    let blocks = allocate_many(&allocator, 1000, 1024);
+    let handles: Vec<_> = blocks.into_iter().map(|block| block.into_block().unwrap()).collect();
+    let remote = allocator.clone();
+    let results = allocator.while_locked(|| {
+        let free_twice = move |handle| (remote.free_block(handle), remote.free_block(handle));
+        thread::spawn(move || handles.into_iter().map(free_twice).collect::<Vec<_>>()).join().unwrap()
+    });
+    for (first, second) in results.unwrap() {
+        assert_eq!(first, Ok(()));
+        assert!(second.is_err(), "a double free is found out while the block is pending");
+    }
+    drop(allocate(&allocator, 1).unwrap());
+    check(&allocator, 0);
+}
+
+#[test]
+fn a_free_serves_the_oldest_registered_request() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let (registered, wait_registered) = mpsc::channel();
+    let (go_on, wait_to_go_on) = mpsc::channel::<()>();
+    let wait_to_go_on = Mutex::new(wait_to_go_on);
+    set_callback(&allocator, move |guard, request| {
+        guard.register(request).unwrap();
+        guard
+            .unlocked(|_| {
+                registered.send(()).unwrap();
+                wait(&wait_to_go_on.lock().unwrap());
+            })
+            .unwrap();
+        Verdict::GiveUp
+    });
+    thread::scope(|scope| {
+        let (order, finished) = mpsc::channel();
+        let request = |bytes: u64| {
+            let (allocator, order) = (&allocator, order.clone());
+            scope.spawn(move || order.send((bytes, allocate(allocator, bytes).ok())).unwrap())
+        };
+        request(8 * KIB);
+        wait(&wait_registered);
+        request(4 * KIB);
+        wait(&wait_registered);
+        // The first free is too small for the oldest, so the younger one gets it; the next two are the oldest's.
+        hoard.free_one();
+        hoard.free_one();
+        hoard.free_one();
+        assert_eq!(allocator.statistics().unwrap().free_bytes, 0, "all of it is granted");
+        go_on.send(()).unwrap();
+        go_on.send(()).unwrap();
+        let results = [wait(&finished), wait(&finished)];
+        assert!(results.iter().all(|(_, result)| result.is_some()), "{results:?}");
+    });
+    check(&allocator, 13 * 4 * KIB);
+}
+
+#[test]
+fn callbacks_may_be_exchanged_all_the_time() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let allocator = Arc::new(allocator);
+    let helpful = |hoard: &Hoard| {
+        let blocks = hoard.clone();
+        callback(move |guard, _| {
+            guard.unlocked(|_| blocks.free_one()).unwrap();
+            Verdict::GiveUp
+        })
+    };
+    thread::scope(|scope| {
+        let requests = scope.spawn(|| {
+            for _ in 0..16 {
+                drop(allocate(&allocator, 60 * KIB));
+            }
+        });
+        while !requests.is_finished() {
+            allocator.set_memory_pressure_callback(Some(helpful(&hoard))).unwrap();
+            drop(allocator.set_memory_pressure_callback(None).unwrap());
+        }
+    });
+    drop(hoard.take());
+    check(&allocator, 0);
+}
