@@ -10,14 +10,16 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+
+# A small device, so that pressure is cheap to reach. Read when torch is imported.
+os.environ["TORCH_SPYRE_ALLOC_CONF"] = "device_memory:64MiB"
+
 import torch
 
 WATCHDOG_SECONDS = 120
 """A test that takes longer has hung: all stacks are dumped and the run ends."""
 
 SCRIPT_SECONDS = 60
-
-os.environ.pop("TORCH_SPYRE_ALLOC_CONF", None)
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +56,11 @@ RunScript = Callable[..., Script]
 def run_script() -> RunScript:
     """Runs Python code in a fresh interpreter, with environment variables on top of the current ones."""
 
-    def run(code: str, *, env: Mapping[str, str] | None = None) -> Script:
+    def run(code: str, *, env: Mapping[str, str] | None = None, stdin: str = "") -> Script:
         completed = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
             env={**os.environ, **(env or {})},
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=SCRIPT_SECONDS,

@@ -5,6 +5,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 
 use flex::fork::is_forked;
 use flex::{BlockHandle, FlexError, Stat, Statistics};
@@ -103,7 +104,18 @@ pub(crate) fn ready() -> Result<&'static Runtime, String> {
     if is_forked() {
         return Err(FORKED.into());
     }
-    runtime().ok_or_else(|| "spyre is not initialized; import torch_spyre says why".into())
+    runtime().ok_or_else(|| {
+        let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().unwrap_or_else(|| "spyre is not initialized; expected torch_spyre to be imported".into())
+    })
+}
+
+/// Why initialisation failed, for those who use the device all the same.
+static FAILURE: Mutex<Option<String>> = Mutex::new(None);
+
+/// Keeps why initialisation failed.
+pub(crate) fn set_failure(text: String) {
+    *FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
 }
 
 /// A device by index, or CUDA's words for a bad one.

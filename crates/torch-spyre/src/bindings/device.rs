@@ -15,14 +15,20 @@ use crate::{interpreter, torch_abi};
 /// Raises ValueError for a bad configuration, RuntimeError if a device cannot be made.
 #[pyfunction]
 pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
-    if runtime().is_none() {
-        let configuration = Configuration::from_environment().map_err(value_error)?;
-        let gate = interpreter::new_gate(py, configuration.policy)?;
-        Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
-        watch_forks()?;
+    let made = if runtime().is_none() { make_runtime(py) } else { Ok(()) };
+    if let Err(error) = &made {
+        torch_abi::set_failure(error.value(py).to_string());
     }
+    // Also after a failure: torch then asks the device, which says what is wrong.
     torch_abi::register();
-    Ok(())
+    made
+}
+
+fn make_runtime(py: Python<'_>) -> PyResult<()> {
+    let configuration = Configuration::from_environment().map_err(value_error)?;
+    let gate = interpreter::new_gate(py, configuration.policy)?;
+    Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
+    watch_forks()
 }
 
 fn watch_forks() -> PyResult<()> {
