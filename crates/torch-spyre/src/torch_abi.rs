@@ -4,6 +4,7 @@
 //! memory and no look-up: device in the top byte, the handle below.
 
 use std::ffi::{c_char, c_void};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -227,10 +228,15 @@ fn allocate(device_index: i32, nbytes: u64) -> Result<(*mut c_void, *mut c_void)
     if let Some(runtime) = runtime()
         && runtime.configuration.debug
     {
-        eprintln!("spyre: allocate {nbytes} bytes at {address:p} on device {}", device.index);
+        log(format_args!("allocate {nbytes} bytes at {address:p} on device {}", device.index));
     }
     report_usage(device, address, chunk.size_bytes as i64);
     Ok((address, context_of(device.index, handle)))
+}
+
+/// Writes a line to standard error, which may be closed.
+fn log(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "spyre: {line}");
 }
 
 /// Frees a tensor's storage; the deleter of its `DataPtr`.
@@ -247,7 +253,7 @@ extern "C" fn spyre_rs_free(context: *mut c_void) {
         if let Some(runtime) = runtime()
             && (runtime.configuration.debug || result.is_err())
         {
-            eprintln!("spyre: free {bytes} bytes on device {}: {result:?}", device.index);
+            log(format_args!("free {bytes} bytes on device {}: {result:?}", device.index));
         }
         if let Some(address) = observed {
             report_usage(device, address, -(bytes as i64));
