@@ -126,7 +126,7 @@ def test_the_package_raises_on_a_bad_configuration(run_script: RunScript) -> Non
 def copy_for_other_torch(tmp_path: Path, content: bytes) -> dict[str, str]:
     """A copy of the package whose binary has `content`, and the environment in which it is the one imported."""
     shutil.copytree(PACKAGE, tmp_path / "torch_spyre", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copy(PACKAGE.parent / "_torch_spyre_autoload.py", tmp_path)
+    shutil.copytree(PACKAGE.parent / "_torch_spyre_autoload", tmp_path / "_torch_spyre_autoload")
     (tmp_path / "torch_spyre" / "_C.abi3.so").write_bytes(content)
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
