@@ -126,7 +126,7 @@ def test_the_package_raises_on_a_bad_configuration(run_script: RunScript) -> Non
 def copy_for_other_torch(tmp_path: Path, content: bytes) -> dict[str, str]:
     """A copy of the package whose binary has `content`, and the environment in which it is the one imported."""
     shutil.copytree(PACKAGE, tmp_path / "torch_spyre", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copy(PACKAGE.parent / "_torch_spyre_autoload.py", tmp_path)
+    shutil.copytree(PACKAGE.parent / "_torch_spyre_autoload", tmp_path / "_torch_spyre_autoload")
     (tmp_path / "torch_spyre" / "_C.abi3.so").write_bytes(content)
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
@@ -139,20 +139,21 @@ def binary() -> bytes:
 def test_other_torch(run_script: RunScript, tmp_path: Path, binary: bytes) -> None:
     marker = f"TORCH_SPYRE_BUILT_FOR_TORCH={BUILT_FOR};".encode()
     assert marker in binary
-    env = copy_for_other_torch(tmp_path, binary.replace(marker, b"TORCH_SPYRE_BUILT_FOR_TORCH=2.12;"))
+    other = "2.13" if BUILT_FOR == "2.12" else "2.12"
+    env = copy_for_other_torch(tmp_path, binary.replace(marker, f"TORCH_SPYRE_BUILT_FOR_TORCH={other};".encode()))
     result = run_script(unusable("ImportError"), env=env)
     out = result.check()
     assert result.err == ""
-    said = f"torch_spyre was built for PyTorch 2.12, but PyTorch {torch.__version__} is installed. Rebuild it"
+    said = f"torch_spyre was built for PyTorch {other}, but PyTorch {torch.__version__} is installed. Rebuild it"
     assert out.count(said) == 2 * len(FIRST_USES) + 1
     assert "pip install --no-build-isolation" in out
 
 
 def test_other_torch_is_not_loaded(run_script: RunScript, tmp_path: Path) -> None:
     # Loading this would be an error of another kind: it is no library at all.
-    env = copy_for_other_torch(tmp_path, b"TORCH_SPYRE_BUILT_FOR_TORCH=2.13; but no library")
+    env = copy_for_other_torch(tmp_path, b"TORCH_SPYRE_BUILT_FOR_TORCH=1.99; but no library")
     result = run_script("import torch_spyre", env=env)
-    assert "ImportError: torch_spyre was built for PyTorch 2.13" in result.err
+    assert "ImportError: torch_spyre was built for PyTorch 1.99" in result.err
 
 
 def test_binary_without_a_marker(run_script: RunScript, tmp_path: Path) -> None:

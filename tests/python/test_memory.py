@@ -104,7 +104,8 @@ def test_out_of_memory(run_script: RunScript) -> None:
 
 
 def test_profiler_sees_memory() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
         kept = torch.ones(MIB, device="spyre")
         kept.add(1)
     used = sum(event.self_device_memory_usage for event in profile.events())

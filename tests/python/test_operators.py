@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -49,6 +50,13 @@ CASES: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "cumsum": (lambda a: a.cumsum(1), (A,)),
     "clamp_tensor": (lambda a, b: a.clamp(min=b), (A, B)),
     "solve": (lambda m, a: torch.linalg.solve(m, a), (SQUARE, A)),
+    "solve_that_conjugates_lazily": (
+        lambda m, c: torch.linalg.lu_solve(*torch.linalg.lu_factor(m * 1j), c[:, :3], left=False),
+        (SQUARE, COMPLEX),
+    ),
+    "efficient_zero": (lambda a: torch._efficientzerotensor(a.shape, device=a.device) + a, (A,)),
+    "sgn_gradient": (lambda a: torch.autograd.grad(a.sgn().sum(), a), (A.clone().requires_grad_(),)),
+    "silu_gradient": (lambda a: torch.autograd.grad(functional.silu(a).sum(), a), (A.clone().requires_grad_(),)),
     "cholesky": (torch.linalg.cholesky, (SQUARE,)),
     "svdvals": (torch.linalg.svdvals, (A,)),
     "fft": (lambda a: torch.fft.fft(a), (A,)),
@@ -114,6 +122,13 @@ def test_same_as_cpu(name: str) -> None:
 def test_dtypes_round_trip(dtype: torch.dtype) -> None:
     source = (torch.arange(6) - 2).to(dtype)
     assert torch.equal(source.to("spyre").cpu(), source)
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_do_not_warn_of_resized_outputs() -> None:
+    for loss in (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss, functional.l1_loss):
+        for reduction in ("mean", "sum", "none"):
+            on_both(functools.partial(loss, reduction=reduction), A, B)
 
 
 class TestViews:

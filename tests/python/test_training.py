@@ -101,11 +101,8 @@ def test_second_derivative_of_cells(kind: type[nn.LSTMCell] | type[nn.GRUCell]) 
         close(actual, expected, 1e-8)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("masked", "causal"), [(False, False), (False, True), (True, False)])
 def test_attention(masked: bool, causal: bool) -> None:
-    if masked and causal:
-        pytest.skip("torch allows one of them")
     mask = torch.randn(6, 6) if masked else None
     arguments = [torch.randn(2, 3, 6, 8) for _ in range(3)]
     results = []
@@ -185,7 +182,7 @@ def test_checkpoint() -> None:
 
 
 class TestAutocast:
-    A = torch.randn(4, 4)
+    A = torch.linspace(-1, 1, 16).reshape(4, 4)
 
     def run(
         self,
@@ -239,10 +236,10 @@ class TestAutocast:
 
     def test_training_with_scaler(self) -> None:
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to("spyre")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("spyre", init_scale=1024.0)
         inputs, losses = self.A.to("spyre"), []
-        for _ in range(20):
+        for _ in range(50):
             optimizer.zero_grad()
             with torch.autocast("spyre", dtype=torch.float16):
                 loss = functional.mse_loss(model(inputs), inputs[:, :1])

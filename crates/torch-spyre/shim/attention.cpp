@@ -1,5 +1,5 @@
-// Scaled dot-product attention. On an out-of-tree device torch asks which implementation to take, and has a slot for a
-// fused one; the CPU's fused kernel fills it, on aliases.
+// Scaled dot-product attention. On an out-of-tree device torch asks which implementation to take, and has a
+// slot for a fused one; the CPU's fused kernel fills it, on aliases.
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_fused_sdp_choice.h>

@@ -1,5 +1,6 @@
-// Convolution. On an out-of-tree device torch routes it to a slot of its own, so the fallback never sees it. The CPU
-// kernel runs on aliases, and results are contiguous whatever it prefers: torch.compile plans with that.
+// Convolution. On an out-of-tree device torch routes it to a slot of its own, so the fallback never sees it.
+// The CPU kernel runs on aliases, and results are contiguous whatever it prefers: torch.compile plans with
+// that.
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <torch/library.h>

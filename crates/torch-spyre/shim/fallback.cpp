@@ -94,11 +94,17 @@ class Aliases {
 
     static void take_over_layout(const Pair& pair) {
         const auto& from = pair.cpu;
-        const auto& to = pair.device;
-        if (C10_UNLIKELY(!from.sizes().equals(to.sizes()) || !from.strides().equals(to.strides()) ||
-                         from.storage_offset() != to.storage_offset())) {
-            to.unsafeGetTensorImpl()->set_sizes_and_strides(from.sizes(), from.strides(),
-                                                            from.storage_offset());
+        auto* const to = pair.device.unsafeGetTensorImpl();
+        if (C10_UNLIKELY(!from.sizes().equals(to->sizes()) || !from.strides().equals(to->strides()) ||
+                         from.storage_offset() != to->storage_offset())) {
+            to->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
+        }
+        // Some linear algebra conjugates its output by flipping the bit.
+        if (C10_UNLIKELY(from.is_conj() != to->is_conj())) {
+            to->_set_conj(from.is_conj());
+        }
+        if (C10_UNLIKELY(from.is_neg() != to->is_neg())) {
+            to->_set_neg(from.is_neg());
         }
     }
 
@@ -228,6 +234,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     use_fallback("native_group_norm");
     use_fallback("silu_backward");
     use_fallback("mish_backward");
+    use_fallback("addr");
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }

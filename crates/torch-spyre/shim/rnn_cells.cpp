@@ -34,7 +34,8 @@ Tensor sum_over_batch(const Tensor& grad_gates, bool has_bias) {
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
                                              const Tensor& cx, const OptionalTensor& input_bias,
                                              const OptionalTensor& hidden_bias) {
-    check_same_device({input_gates, hidden_gates, cx, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor())});
+    check_same_device(
+        {input_gates, hidden_gates, cx, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor())});
     const BelowAutograd scope;
     const auto device = cx.device().index();
     const auto gates = (biased(input_gates, input_bias) + biased(hidden_gates, hidden_bias)).chunk(4, 1);
@@ -79,7 +80,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptionalTensor& grad
 // Returns hy and a workspace of reset, input and new gate, hx, and the hidden part of the new gate.
 std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& hx,
                                     const OptionalTensor& input_bias, const OptionalTensor& hidden_bias) {
-    check_same_device({input_gates, hidden_gates, hx, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor())});
+    check_same_device(
+        {input_gates, hidden_gates, hx, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor())});
     const BelowAutograd scope;
     const auto device = hx.device().index();
     const auto from_input = biased(input_gates, input_bias).chunk(3, 1);

@@ -1,6 +1,6 @@
 """What torch calls at the end of `import torch`, through the entry point group `torch.backends`.
 
-A module of its own, outside the package, because torch turns any exception here into a failing `import torch`, which
+A package of its own, because torch turns any exception here into a failing `import torch`, which
 must work whatever is wrong with this device. The error is kept and raised by the first use of the device.
 """
 
