@@ -57,8 +57,9 @@ fn a_child_forked_while_another_thread_holds_the_mutex_fails_cleanly() {
     let (locked, wait_locked) = mpsc::channel();
     let (go_on, wait_to_go_on) = mpsc::channel();
     thread::scope(|scope| {
-        let holder = scope.spawn(|| {
-            allocator.while_locked(|| {
+        let remote = allocator.clone();
+        let holder = scope.spawn(move || {
+            remote.while_locked(|| {
                 locked.send(()).unwrap();
                 wait(&wait_to_go_on);
             })

@@ -55,6 +55,8 @@ struct State {
     idle_collectors: usize,
     /// Collector threads that wait to attach.
     attaching_collectors: usize,
+    /// Collector threads that have answered and are about to look for the next job.
+    returning_collectors: usize,
     /// The thread states of collector threads that run no job.
     resting_collectors: Vec<ThreadToken>,
 }
