@@ -31,7 +31,7 @@ pub(super) enum Task {
 /// What it answers.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
-    /// The collection ended; its flight has landed.
+    /// The collection ended.
     Collected(Outcome),
     /// Nobody could hold the interpreter against the requester: it collects by itself, so that in a program with
     /// one thread finalizers stay on that thread.
@@ -57,7 +57,10 @@ enum Stage {
 
 impl State {
     fn available_collectors(&self) -> usize {
-        self.idle_collectors + self.attaching_collectors + self.returning_collectors
+        self.starting_collectors
+            + self.idle_collectors
+            + self.attaching_collectors
+            + self.returning_collectors
     }
 }
 
@@ -179,9 +182,11 @@ impl Gate {
             self.work.notify_one();
             return Ok(());
         }
+        state.starting_collectors += 1;
         drop(state);
         let Err(_) = self.start_collector() else { return Ok(()) };
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        state.starting_collectors -= 1;
         if job.phase() != QUEUED {
             return Ok(()); // A collector that had become idle took it.
         }
@@ -198,8 +203,10 @@ impl Gate {
     /// The life of a collector thread. Idle, it waits detached.
     fn serve_jobs(&self) {
         let proof = Unlocked::on_collector_thread();
-        let me = self.reclaimer.new_thread(&proof);
+        let me = catch_unwind(AssertUnwindSafe(|| self.reclaimer.new_thread(&proof)));
         let Ok(mut state) = self.lock() else { return };
+        state.starting_collectors -= 1;
+        let Ok(me) = me else { return };
         state.resting_collectors.push(me);
         while !self.is_closing() {
             let Some(job) = state.jobs.pop_front() else {
@@ -270,11 +277,16 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
-        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) =
-            (job.task, answer, job.phase())
-        {
-            // Nobody is left to collect by itself.
-            state.land(epoch, generation, Err(SkipReason::Timeout));
+        if let Task::Collect { generation, epoch } = job.task {
+            match answer {
+                // Landed in one step with the thread being available: who waited for it may fly next.
+                Answer::Collected(outcome) => state.land(epoch, generation, outcome),
+                // Nobody is left to collect by itself.
+                Answer::Alone if job.phase() == ABANDONED => {
+                    state.land(epoch, generation, Err(SkipReason::Timeout));
+                }
+                _ => {}
+            }
         }
         job.answer(answer);
         stage.set(Stage::Returning);
@@ -291,10 +303,7 @@ impl Gate {
                 if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
                     return Answer::Alone;
                 }
-                let mut landing =
-                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
-                landing.outcome = self.run_collection(proof, petition, generation, epoch, true);
-                Answer::Collected(landing.outcome)
+                Answer::Collected(self.run_collection(proof, petition, generation, epoch, true))
             }
         }
     }

@@ -51,6 +51,8 @@ struct State {
     /// The newest landings, oldest first.
     landings: VecDeque<Landing>,
     jobs: VecDeque<Arc<Job>>,
+    /// Collector threads that have been started and did not get here yet.
+    starting_collectors: usize,
     /// Collector threads that wait for a job.
     idle_collectors: usize,
     /// Collector threads that wait to attach.

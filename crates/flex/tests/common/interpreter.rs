@@ -362,6 +362,7 @@ impl Reclaimer for FakeInterpreter {
     fn hold_at_exit(&self, _entry: &Entry, _deadline: Instant) {}
 
     fn end_forked_child(&self) -> ! {
-        std::process::abort()
+        // SAFETY: ends the process without destructors, which would wait for threads that are gone.
+        unsafe { libc::_exit(0) }
     }
 }

@@ -124,34 +124,27 @@ fn a_large_request_is_not_starved_by_small_ones() {
 }
 
 #[test]
-fn registered_requests_are_served_oldest_first() {
+fn a_plain_free_goes_to_the_request_that_registered() {
     let world = World::new();
     // One request has found out that a collection frees nothing; the rest come later.
     let mut live = world.fill();
-    let (order, finished) = mpsc::channel();
     thread::scope(|scope| {
-        let request = |name: usize| {
-            let (world, order) = (&world, order.clone());
-            scope.spawn(move || {
-                let block = world.interpreter.python_thread(|| world.allocate()).unwrap();
-                order.send(name).unwrap();
-                drop(block);
-            });
-        };
+        let request = || world.interpreter.python_thread(|| world.allocate()).unwrap();
         // The first collection is endless in objects, so the request registers and collects again.
         world.interpreter.endless_objects.store(1, Ordering::SeqCst);
         let second_collection = world.interpreter.pause_in_finalizer_of(2);
-        request(0);
+        let first = scope.spawn(request);
         wait(&second_collection.entered);
         let waits_before = load(&world.interpreter.detached_waits);
-        request(1);
+        let second = scope.spawn(request);
         world.interpreter.wait_for_detached(waits_before + 1);
         // A plain free of this thread serves the registered one although others look for memory.
         live.truncate(BLOCKS - 1);
         assert_eq!(world.allocator.statistics().unwrap().free_bytes, 0, "granted");
+        live.truncate(BLOCKS - 2);
+        assert_eq!(world.allocator.statistics().unwrap().free_bytes, BLOCK, "the other has not registered");
         second_collection.go_on.send(()).unwrap();
-        assert_eq!(wait(&finished), 0);
-        assert_eq!(wait(&finished), 1);
+        drop((first.join().unwrap(), second.join().unwrap()));
     });
     drop(live);
     assert_eq!(world.pressure().failed, 0);

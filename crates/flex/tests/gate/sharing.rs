@@ -34,6 +34,32 @@ fn a_flight_that_began_before_the_failure_does_not_count() {
 }
 
 #[test]
+fn a_request_that_fails_has_seen_a_whole_collection_after_its_failure() {
+    let world = World::new();
+    let live = world.fill();
+    let first_collection = world.interpreter.pause_in_finalizer();
+    let second_collection = world.interpreter.pause_in_finalizer_of(2);
+    let reports = thread::scope(|scope| {
+        let request = || world.interpreter.python_thread(|| expect_out_of_memory(world.allocate()));
+        let first = scope.spawn(request);
+        wait(&first_collection.entered);
+        let (second, third) = (scope.spawn(request), scope.spawn(request));
+        world.interpreter.wait_for_detached(2);
+        first_collection.go_on.send(()).unwrap();
+        // It began too early for both. One of them runs the next, which began after the other had failed.
+        wait(&second_collection.entered);
+        world.interpreter.wait_for_detached(3);
+        second_collection.go_on.send(()).unwrap();
+        [first, second, third].map(|request| request.join().unwrap())
+    });
+    for report in reports {
+        assert_eq!((report.reclaim.full_collections, report.reclaim.skipped), (1, None));
+    }
+    assert_eq!((world.events(), world.collections()), ((3, 0, 3), (0, 2)));
+    drop(live);
+}
+
+#[test]
 fn a_request_rescued_by_a_flight_of_another_is_coalesced() {
     let world = World::new();
     world.fill_with_garbage();
