@@ -203,7 +203,10 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn set_limit_bytes(&self, limit: Option<u64>) -> Result<(), FlexError> {
-        self.with_drained(|state| state.arena.set_limit_bytes(limit))
+        self.with_drained(|state| {
+            state.arena.set_limit_bytes(limit);
+            self.shared.serve(state);
+        })
     }
 
     /// Every acquired region with its blocks. Walks all blocks under the mutex: for looking, not for hot paths.

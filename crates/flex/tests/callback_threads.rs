@@ -219,6 +219,26 @@ fn a_free_serves_the_oldest_registered_request() {
 }
 
 #[test]
+fn lifting_the_limit_serves_registered_requests() {
+    let _watchdog = watchdog();
+    let allocator = allocator(64 * KIB);
+    allocator.set_limit_bytes(Some(4 * KIB)).unwrap();
+    let kept = allocate(&allocator, 4 * KIB).unwrap();
+    let handle = allocator.clone();
+    set_callback(&allocator, move |guard, request| {
+        guard.register(request).unwrap();
+        let granted = guard.unlocked(|_| {
+            handle.set_limit_bytes(None).unwrap();
+            handle.statistics().unwrap().allocated_bytes.current
+        });
+        assert_eq!(granted.unwrap(), 8 * KIB);
+        Verdict::GiveUp
+    });
+    drop((allocate(&allocator, 4 * KIB).unwrap(), kept));
+    check(&allocator, 0);
+}
+
+#[test]
 fn callbacks_may_be_exchanged_all_the_time() {
     let _watchdog = watchdog();
     let (allocator, hoard) = full();

@@ -57,8 +57,9 @@ fn a_child_forked_while_another_thread_holds_the_mutex_fails_cleanly() {
     let (locked, wait_locked) = mpsc::channel();
     let (go_on, wait_to_go_on) = mpsc::channel();
     thread::scope(|scope| {
-        let holder = scope.spawn(|| {
-            allocator.while_locked(|| {
+        let remote = allocator.clone();
+        let holder = scope.spawn(move || {
+            remote.while_locked(|| {
                 locked.send(()).unwrap();
                 wait(&wait_to_go_on);
             })
@@ -148,4 +149,44 @@ fn a_child_forked_while_a_collection_is_in_flight_neither_waits_nor_collects() {
     });
     gate.close();
     check(&allocator, 0);
+}
+
+/// A finalizer that forks, and tells the parent how the child ended.
+fn forking_finalizer(interpreter: &FakeInterpreter) -> mpsc::Receiver<Option<i32>> {
+    let (tell, told) = mpsc::channel();
+    interpreter.add_finalizer(move || {
+        // SAFETY: the child looks at the fork mark before it touches a lock of another thread, and ends without
+        // destructors: on the collector thread by the reclaimer, else at the end of the test.
+        match unsafe { libc::fork() } {
+            0 => mark_forked(),
+            child => tell.send(exit_status(child)).unwrap(),
+        }
+    });
+    told
+}
+
+#[test]
+fn a_child_forked_by_a_finalizer_ends_or_gets_its_error() {
+    let _watchdog = watchdog();
+    let parent = std::process::id();
+    for attached in [false, true] {
+        let interpreter = Arc::new(FakeInterpreter::default());
+        let gate = Gate::new(interpreter.clone(), PolicySettings::default());
+        let allocator = allocator(64 * KIB);
+        allocator.set_memory_pressure_callback(Some(gate.ladder())).unwrap();
+        interpreter.add_garbage(allocate_many(&allocator, 16, 4 * KIB));
+        let told = forking_finalizer(&interpreter);
+        let request = || allocate(&allocator, 4 * KIB);
+        let result = if attached { interpreter.python_thread(request) } else { request() };
+        if std::process::id() != parent {
+            // Only the thread that was attached gets here: a child of the collector thread has no other thread.
+            let forked = attached && matches!(result, Err(FlexError::Forked));
+            // SAFETY: ends the child without destructors.
+            unsafe { libc::_exit(i32::from(!forked)) };
+        }
+        drop(result.unwrap());
+        assert_eq!(wait(&told), Some(0), "the child failed");
+        gate.close();
+        check(&allocator, 0);
+    }
 }

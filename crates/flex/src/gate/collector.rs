@@ -9,13 +9,13 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use super::flight::{LandOnDrop, Outcome};
 use super::{Gate, Generation, Petition, State, ThreadToken};
-use crate::fork::is_forked;
+use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
 
@@ -31,7 +31,7 @@ pub(super) enum Task {
 /// What it answers.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
-    /// The collection ended; its flight has landed.
+    /// The collection ended.
     Collected(Outcome),
     /// Nobody could hold the interpreter against the requester: it collects by itself, so that in a program with
     /// one thread finalizers stay on that thread.
@@ -46,6 +46,23 @@ const ATTACHING: u8 = 1;
 const RUNNING: u8 = 2;
 const CANCELLED: u8 = 3;
 const ABANDONED: u8 = 4;
+
+/// How a collector thread that has a job is counted.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Attaching,
+    Serving,
+    Returning,
+}
+
+impl State {
+    fn available_collectors(&self) -> usize {
+        self.starting_collectors
+            + self.idle_collectors
+            + self.attaching_collectors
+            + self.returning_collectors
+    }
+}
 
 /// One job.
 pub(super) struct Job {
@@ -157,17 +174,19 @@ impl Gate {
         }
     }
 
-    /// Queues a job for an idle or attaching collector thread, or starts a new one.
+    /// Queues a job for a collector thread that is idle or will be unless it gets stuck, or starts a new one.
     fn queue(&self, job: &Arc<Job>) -> Result<(), SkipReason> {
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
         state.jobs.push_back(Arc::clone(job));
-        if state.idle_collectors + state.attaching_collectors >= state.jobs.len() {
+        if state.available_collectors() >= state.jobs.len() {
             self.work.notify_one();
             return Ok(());
         }
+        state.starting_collectors += 1;
         drop(state);
         let Err(_) = self.start_collector() else { return Ok(()) };
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        state.starting_collectors -= 1;
         if job.phase() != QUEUED {
             return Ok(()); // A collector that had become idle took it.
         }
@@ -184,8 +203,10 @@ impl Gate {
     /// The life of a collector thread. Idle, it waits detached.
     fn serve_jobs(&self) {
         let proof = Unlocked::on_collector_thread();
-        let me = self.reclaimer.new_thread(&proof);
+        let me = catch_unwind(AssertUnwindSafe(|| self.reclaimer.new_thread(&proof)));
         let Ok(mut state) = self.lock() else { return };
+        state.starting_collectors -= 1;
+        let Ok(me) = me else { return };
         state.resting_collectors.push(me);
         while !self.is_closing() {
             let Some(job) = state.jobs.pop_front() else {
@@ -197,26 +218,35 @@ impl Gate {
             job.set_phase(ATTACHING);
             state.attaching_collectors += 1;
             drop(state);
-            self.attach_and_serve(&proof, me, &job);
-            let Ok(locked) = self.lock() else { return };
+            let Ok(locked) = self.attach_and_serve(&proof, me, &job) else { return };
             state = locked;
         }
     }
 
-    /// Serves one job, and answers it also when the reclaimer panics or can no longer attach anybody.
-    fn attach_and_serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>) {
-        let attaching = Cell::new(true);
+    /// Serves one job, and answers it also when the reclaimer panics or can no longer attach anybody. Returns with
+    /// the state locked: the thread is available from the answer on.
+    fn attach_and_serve(
+        &self,
+        proof: &Unlocked<'_>,
+        me: ThreadToken,
+        job: &Job,
+    ) -> Result<MutexGuard<'_, State>, Forked> {
+        let stage = Cell::new(Stage::Attaching);
         let reason = if self.reclaimer.is_finalizing() {
             SkipReason::Finalizing
         } else {
             // The panic hook has reported a panic of the reclaimer.
             let _ = catch_unwind(AssertUnwindSafe(|| {
-                self.reclaimer.attached(proof, me, &mut || self.serve(proof, me, job, &attaching));
+                self.reclaimer.attached(proof, me, &mut || self.serve(proof, me, job, &stage));
             }));
             SkipReason::Uninitialized
         };
-        let Ok(mut state) = self.lock() else { return };
-        state.attaching_collectors -= usize::from(attaching.get());
+        let mut state = self.lock()?;
+        match stage.get() {
+            Stage::Attaching => state.attaching_collectors -= 1,
+            Stage::Serving => {}
+            Stage::Returning => state.returning_collectors -= 1,
+        }
         if !state.resting_collectors.contains(&me) {
             state.resting_collectors.push(me);
         }
@@ -226,13 +256,14 @@ impl Gate {
             }
             self.changed.notify_all();
         }
+        Ok(state)
     }
 
     /// Answers one job, attached.
-    fn serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Arc<Job>, attaching: &Cell<bool>) {
+    fn serve(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Job, stage: &Cell<Stage>) {
         {
             let Ok(mut state) = self.lock() else { return };
-            attaching.set(false);
+            stage.set(Stage::Serving);
             state.attaching_collectors -= 1;
             state.resting_collectors.retain(|thread| *thread != me);
             if job.phase() == CANCELLED {
@@ -246,13 +277,20 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
-        if let (Task::Collect { generation, epoch }, Answer::Alone, ABANDONED) =
-            (job.task, answer, job.phase())
-        {
-            // Nobody is left to collect by itself.
-            state.land(epoch, generation, Err(SkipReason::Timeout));
+        if let Task::Collect { generation, epoch } = job.task {
+            match answer {
+                // Landed in one step with the thread being available: who waited for it may fly next.
+                Answer::Collected(outcome) => state.land(epoch, generation, outcome),
+                // Nobody is left to collect by itself.
+                Answer::Alone if job.phase() == ABANDONED => {
+                    state.land(epoch, generation, Err(SkipReason::Timeout));
+                }
+                _ => {}
+            }
         }
         job.answer(answer);
+        stage.set(Stage::Returning);
+        state.returning_collectors += 1;
         self.changed.notify_all();
     }
 
@@ -265,10 +303,7 @@ impl Gate {
                 if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
                     return Answer::Alone;
                 }
-                let mut landing =
-                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
-                landing.outcome = self.run_collection(proof, petition, generation, epoch, true);
-                Answer::Collected(landing.outcome)
+                Answer::Collected(self.run_collection(proof, petition, generation, epoch, true))
             }
         }
     }

@@ -208,8 +208,10 @@ impl Gate {
             }
             state = self.wait(state, left);
         }
+        let stopped = self.reclaimer.collections_stopped() != stopped;
         let Some(flight) = state.in_the_air(epoch) else { return false };
-        flight.behind_foreign = false;
+        // Otherwise the next call will most likely be refused again.
+        flight.behind_foreign = !stopped;
         !petition.is_late()
     }
 

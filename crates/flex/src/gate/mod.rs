@@ -51,10 +51,14 @@ struct State {
     /// The newest landings, oldest first.
     landings: VecDeque<Landing>,
     jobs: VecDeque<Arc<Job>>,
+    /// Collector threads that have been started and did not get here yet.
+    starting_collectors: usize,
     /// Collector threads that wait for a job.
     idle_collectors: usize,
     /// Collector threads that wait to attach.
     attaching_collectors: usize,
+    /// Collector threads that have answered and are about to look for the next job.
+    returning_collectors: usize,
     /// The thread states of collector threads that run no job.
     resting_collectors: Vec<ThreadToken>,
 }

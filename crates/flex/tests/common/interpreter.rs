@@ -44,7 +44,8 @@ pub struct FakeInterpreter {
     /// Objects that a full collection finds although no garbage of ours is among them.
     pub endless_objects: AtomicU64,
     collecting: AtomicBool,
-    finalizers: Mutex<Vec<Finalizer>>,
+    /// With the number of collections after which each runs.
+    finalizers: Mutex<Vec<(usize, Finalizer)>>,
     next_token: AtomicUsize,
     stops: AtomicU64,
     pub alone: AtomicBool,
@@ -60,6 +61,7 @@ pub struct FakeInterpreter {
     pub full_runs: AtomicU64,
     pub refused_runs: AtomicU64,
     pub hints_asked: AtomicU64,
+    pub detached_waits: AtomicU64,
     /// Threads that ran collections, in order.
     pub collected_on: Mutex<Vec<ThreadId>>,
     /// Waits for the GIL under way.
@@ -77,24 +79,45 @@ impl FakeInterpreter {
         locked(&self.old).push_back(garbage);
     }
 
+    /// Adds to the garbage that the next full collection finds.
+    pub fn add_to_last_layer(&self, garbage: CompositeAddress) {
+        let mut old = locked(&self.old);
+        match old.back_mut() {
+            Some(layer) => layer.push(garbage),
+            None => old.push_back(vec![garbage]),
+        }
+    }
+
     pub fn add_young_garbage(&self, garbage: Vec<CompositeAddress>) {
         locked(&self.young).extend(garbage);
     }
 
+    /// Garbage that no collection has found.
+    pub fn take_garbage(&self) -> Vec<CompositeAddress> {
+        let old = std::mem::take(&mut *locked(&self.old)).into_iter().flatten();
+        old.chain(std::mem::take(&mut *locked(&self.young))).collect()
+    }
+
     /// Runs once, in the middle of the next collection, on its thread, with the GIL held.
     pub fn add_finalizer(&self, finalizer: impl FnMut() + Send + 'static) {
-        locked(&self.finalizers).push(Box::new(finalizer));
+        locked(&self.finalizers).push((1, Box::new(finalizer)));
     }
 
     /// Makes the next collection stand still, detached, before it drops anything.
     pub fn pause_in_finalizer(&self) -> PausedFinalizer {
+        self.pause_in_finalizer_of(1)
+    }
+
+    /// Makes the `nth` collection from now stand still.
+    pub fn pause_in_finalizer_of(&self, nth: usize) -> PausedFinalizer {
         let (tell, entered) = mpsc::channel();
         let (go_on, wait) = mpsc::channel::<()>();
-        self.add_finalizer(move || {
+        let pause = move || {
             tell.send(()).unwrap();
             // An error means that the test has gone.
             let _ = wait.recv();
-        });
+        };
+        locked(&self.finalizers).push((nth, Box::new(pause)));
         PausedFinalizer { entered, go_on }
     }
 
@@ -124,6 +147,24 @@ impl FakeInterpreter {
         let patience = Duration::from_secs(40);
         let (waiting, _) = self.gil_waits.wait_timeout_while(waiting, patience, |now| *now < count).unwrap();
         assert!(*waiting >= count, "threads that wait for the GIL");
+    }
+
+    /// Waits until `count` collections were refused because another one was running.
+    pub fn wait_for_refused(&self, count: u64) {
+        let end = Instant::now() + Duration::from_secs(40);
+        while self.refused_runs.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < end, "a refused collection");
+            thread::yield_now();
+        }
+    }
+
+    /// Waits until attached requests have detached so often: each is about to wait for a collection that it knows.
+    pub fn wait_for_detached(&self, count: u64) {
+        let end = Instant::now() + Duration::from_secs(40);
+        while self.detached_waits.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < end, "a request that waits detached");
+            thread::yield_now();
+        }
     }
 
     pub fn runs(&self) -> (u64, u64, u64) {
@@ -182,12 +223,16 @@ impl FakeInterpreter {
         let found = garbage.len() as u64 + self.take_endless(generation);
         // Finalizers and the deleters of tensors let other threads run.
         self.allow_threads(|| {
-            for mut finalizer in std::mem::take(&mut *locked(&self.finalizers)) {
-                finalizer();
-            }
+            self.due_finalizers().into_iter().for_each(|mut finalizer| finalizer());
             drop(garbage);
         });
         Some(found)
+    }
+
+    fn due_finalizers(&self) -> Vec<Finalizer> {
+        let mut finalizers = locked(&self.finalizers);
+        finalizers.iter_mut().for_each(|(countdown, _)| *countdown -= 1);
+        finalizers.extract_if(.., |(countdown, _)| *countdown == 0).map(|(_, finalizer)| finalizer).collect()
     }
 
     fn take_endless(&self, generation: Generation) -> u64 {
@@ -266,6 +311,7 @@ impl Reclaimer for FakeInterpreter {
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {
+        self.detached_waits.fetch_add(1, Ordering::SeqCst);
         self.allow_threads(body);
     }
 
@@ -316,6 +362,7 @@ impl Reclaimer for FakeInterpreter {
     fn hold_at_exit(&self, _entry: &Entry, _deadline: Instant) {}
 
     fn end_forked_child(&self) -> ! {
-        std::process::abort()
+        // SAFETY: ends the process without destructors, which would wait for threads that are gone.
+        unsafe { libc::_exit(0) }
     }
 }
