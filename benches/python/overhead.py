@@ -123,9 +123,7 @@ def main() -> None:
     print(f"{'':<28} {'spyre or ours':>15} {'peer':>15}")
     ratios = {
         "torch.empty.cpu": ratio("torch.empty.cpu", empty("spyre"), empty("cpu")),
-        "torch.small_op.cpu": ratio(
-            "torch.small_op.cpu", add("spyre", small, 5_000), add("cpu", small, 5_000)
-        ),
+        "torch.small_op.cpu": ratio("torch.small_op.cpu", add("spyre", small, 5_000), add("cpu", small, 5_000)),
         "torch.large_op.cpu": ratio("torch.large_op.cpu", add("spyre", large, 10), add("cpu", large, 10)),
         "pressure.old_over_collect": pressure_ratio(),
     }

@@ -46,9 +46,7 @@ def report_pressure(pressure: dict[str, int]) -> None:
     print("What the allocator did (torch.spyre.memory.pressure_stats()):")
     print(f"  device exhausted      {pressure['events']} times")
     print(f"  rescued               {pressure['rescued']}, failed {pressure['failed']}")
-    print(
-        f"  collections           {pressure['collections.young']} young, {pressure['collections.full']} full"
-    )
+    print(f"  collections           {pressure['collections.young']} young, {pressure['collections.full']} full")
     print(f"  reclaimed             {reclaimed_mib:.1f} MiB of device memory")
     print(f"  time in collections   {total_ms:.1f} ms, the longest {longest_ms:.1f} ms")
 

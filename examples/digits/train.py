@@ -64,9 +64,7 @@ def network() -> nn.Module:
     )
 
 
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
-) -> float:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> float:
     extractor = FeatureExtractor(model)
     logits = model(images)
     extractor.remove()
@@ -128,9 +126,7 @@ def train(device: str) -> dict[str, Any]:
     split = train_test_split(
         digits.images / 16, digits.target, test_size=0.25, random_state=SEED, stratify=digits.target
     )
-    train_images, test_images = (
-        torch.tensor(part, dtype=torch.float32).unsqueeze(1).to(device) for part in split[:2]
-    )
+    train_images, test_images = (torch.tensor(part, dtype=torch.float32).unsqueeze(1).to(device) for part in split[:2])
     train_labels, test_labels = (torch.tensor(part).to(device) for part in split[2:])
 
     model = network().to(device)
@@ -156,9 +152,7 @@ def train(device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--device", default="spyre", help="where to train (default: spyre)")
-    parser.add_argument(
-        "--gc", choices=["always", "off"], default="always", help="what the allocator may do (spyre)"
-    )
+    parser.add_argument("--gc", choices=["always", "off"], default="always", help="what the allocator may do (spyre)")
     parser.add_argument("--record", type=Path, help="write what happened to this JSON file")
     options = parser.parse_args()
 

@@ -8,19 +8,25 @@ from collections.abc import Callable
 
 import torch
 
-import torch_spyre
+from torch_spyre import _C
 
 KIB = 1 << 10
 MIB = 1 << 20
 
-testing = torch_spyre._C.testing
+testing = _C.testing
 
 
 class Node:
-    """An object with attributes, for cycles."""
+    """A dead cycle as soon as it is dropped."""
+
+    tensor: torch.Tensor
 
     def __init__(self) -> None:
         self.me = self
+
+
+memory = torch.spyre.memory
+"""`torch.spyre.memory`, which PyTorch's own annotations do not know."""
 
 
 def block(nbytes: int = MIB) -> torch.Tensor:
@@ -36,7 +42,8 @@ def make_garbage(nbytes: int = MIB) -> None:
 
 def free_bytes() -> int:
     """Free memory of the current device."""
-    return torch.spyre.mem_get_info()[0]
+    free, _ = _C.mem_get_info(0)
+    return free
 
 
 def fill_with_garbage(nbytes: int = MIB) -> None:
@@ -50,10 +57,10 @@ class Counters:
     """Pressure statistics since the object was made, by key: `counters["events"]`."""
 
     def __init__(self) -> None:
-        self.start = torch.spyre.memory.pressure_stats()
+        self.start = _C.pressure_stats(0)
 
     def __getitem__(self, key: str) -> int:
-        return torch.spyre.memory.pressure_stats()[key] - self.start[key]
+        return _C.pressure_stats(0)[key] - self.start[key]
 
     def collections(self) -> int:
         """Collections of both kinds."""
@@ -67,25 +74,31 @@ class Counters:
         testing.validate(0)
 
 
-def run_threads(count: int, work: Callable[[int], None]) -> None:
-    """Runs `work(index)` on `count` threads that start together; raises what any of them raised."""
+def run_threads(count: int, work: Callable[[], object]) -> None:
+    """Runs `work` on `count` threads that start together; raises what any of them raised."""
     barrier = threading.Barrier(count)
     errors: list[BaseException] = []
 
-    def run(index: int) -> None:
+    def run() -> None:
         try:
             barrier.wait()
-            work(index)
+            work()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    threads = [threading.Thread(target=run) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def repeat(count: int, step: Callable[[], object]) -> None:
+    """Calls `step` so many times."""
+    for _ in range(count):
+        step()
 
 
 class Background:

@@ -38,6 +38,15 @@ def test_allocation_and_statistics(allocator: flex.FlexAllocator) -> None:
     allocator.validate()
 
 
+def test_with_block_frees(allocator: flex.FlexAllocator) -> None:
+    with allocator.allocate(MIB) as allocation:
+        assert allocation.nbytes == MIB
+    assert allocator.stats()["allocation.all.current"] == 0
+    with allocator.allocate(MIB) as allocation:
+        allocation.free()
+    assert allocator.stats()["allocation.all.freed"] == 2
+
+
 def test_dropping_frees(allocator: flex.FlexAllocator) -> None:
     allocation = allocator.allocate(MIB)
     assert allocator.stats()["allocation.all.current"] == 1
@@ -188,7 +197,12 @@ def test_callback_is_called_again_while_it_returns_true(allocator: flex.FlexAllo
     assert attempts == [1, 2, 3]
     attempts.clear()
     cache.append(allocator.allocate(3 * MIB))
-    allocator.set_memory_pressure_callback(lambda request: attempts.append(request.attempt) or True)
+
+    def liar(request: flex.PressureRequest) -> bool:
+        attempts.append(request.attempt)
+        return True
+
+    allocator.set_memory_pressure_callback(liar)
     with pytest.raises(flex.OutOfMemoryError):
         allocator.allocate(3 * MIB)
     assert attempts == list(range(1, 65)), "a callback that lies is not called for ever"
@@ -249,7 +263,7 @@ def test_callback_that_replaces_itself(allocator: flex.FlexAllocator) -> None:
 
 def test_cycle_through_the_callback_is_collected() -> None:
     class Owner:
-        pass
+        allocator: flex.FlexAllocator
 
     owner = Owner()
     owner.allocator = flex.FlexAllocator.simulated(MIB)

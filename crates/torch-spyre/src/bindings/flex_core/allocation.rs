@@ -77,6 +77,21 @@ impl Allocation {
         address.free().map_err(|error| exception(py, error))
     }
 
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    /// Frees the memory unless that was done inside the block.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if self.lock().address.is_some() { self.free(py) } else { Ok(()) }
+    }
+
     fn __len__(&self) -> usize {
         self.nbytes as usize
     }
