@@ -6,6 +6,7 @@ import ast
 import json
 
 import pytest
+
 from conftest import RunScript
 
 SHOW = """

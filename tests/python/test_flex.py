@@ -265,11 +265,13 @@ def test_cycle_through_the_callback_is_collected() -> None:
     class Owner:
         allocator: flex.FlexAllocator
 
-    owner = Owner()
-    owner.allocator = flex.FlexAllocator.simulated(MIB)
-    owner.allocator.set_memory_pressure_callback(lambda request: owner)
-    gone = weakref.ref(owner)
-    del owner
+    def make_cycle() -> weakref.ref[Owner]:
+        owner = Owner()
+        owner.allocator = flex.FlexAllocator.simulated(MIB)
+        owner.allocator.set_memory_pressure_callback(lambda request: owner)
+        return weakref.ref(owner)
+
+    gone = make_cycle()
     gc.collect()
     assert gone() is None
 

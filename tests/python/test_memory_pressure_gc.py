@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
+
 from pressure_tools import (
     KIB,
     MIB,
@@ -28,7 +30,6 @@ from pressure_tools import (
     run_threads,
     testing,
 )
-from torch import nn
 
 pytestmark = pytest.mark.pressure
 
@@ -83,8 +84,7 @@ def test_garbage_in_the_oldest_generation(counters: Counters) -> None:
 def test_live_tensors_fill_the_device(counters: Counters) -> None:
     live = []
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        for _ in range(70):
-            live.append(block())
+        repeat(70, lambda: live.append(block()))
     text = str(caught.value)
     free = free_bytes()
     assert "Tried to allocate 1.00 MiB. Device 0 has a total capacity of 64.00 MiB" in text
@@ -170,12 +170,21 @@ def test_patched_collect_is_not_called(counters: Counters, monkeypatch: pytest.M
 
 def test_pending_exception_survives(counters: Counters) -> None:
     fill_with_garbage()
-    with pytest.raises(KeyError, match="mine"):
+
+    def allocate_while_raising() -> None:
         try:
             raise KeyError("mine")
         finally:
             block(8 * MIB)
-            assert isinstance(sys.exc_info()[1], KeyError)
+
+    with pytest.raises(KeyError, match="mine"):
+        allocate_while_raising()
+    counters.check_all_rescued()
+
+
+def test_exception_pending_in_c_survives(counters: Counters) -> None:
+    fill_with_garbage()
+    assert testing.allocate_with_pending_exception(0, 8 * MIB) == (None, "pending")
     counters.check_all_rescued()
 
 
@@ -344,7 +353,8 @@ def test_other_python_threads_make_the_collector_thread_collect(counters: Counte
     done.set()
     other.join()
     counters.check_all_rescued()
-    assert threads and threading.get_ident() not in threads
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_pressure_in_backward(counters: Counters) -> None:

@@ -107,7 +107,9 @@ pub(crate) fn ready() -> Result<&'static Runtime, String> {
     }
     runtime().ok_or_else(|| {
         let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.clone().unwrap_or_else(|| "spyre is not initialized; expected torch_spyre to be imported".into())
+        failure
+            .clone()
+            .unwrap_or_else(|| "spyre is not initialized; expected torch_spyre to be imported".into())
     })
 }
 

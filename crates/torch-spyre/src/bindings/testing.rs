@@ -36,6 +36,20 @@ pub(crate) fn allocate_attached(index: i32, nbytes: u64) -> PyResult<Option<Stri
     Ok(allocate_and_free(device, nbytes).err())
 }
 
+/// As `allocate_attached`, with an exception pending, as when a tensor is replaced while one propagates. Returns the
+/// error, or None, and the text of the exception that is pending afterwards, or None.
+#[pyfunction]
+pub(crate) fn allocate_with_pending_exception(
+    py: Python<'_>,
+    index: i32,
+    nbytes: u64,
+) -> PyResult<(Option<String>, Option<String>)> {
+    let device = device(index)?;
+    PyRuntimeError::new_err("pending").restore(py);
+    let error = allocate_and_free(device, nbytes).err();
+    Ok((error, PyErr::take(py).map(|pending| pending.value(py).to_string())))
+}
+
 /// `threads` native threads without a Python thread state each allocate and free `nbytes`, `count` times. Returns
 /// their errors. The caller waits detached.
 #[pyfunction]
