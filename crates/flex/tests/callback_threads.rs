@@ -165,11 +165,13 @@ fn what_is_freed_under_the_mutex_is_back_after_the_unlock() {
     // More than one batch of the pending list.
     let blocks = allocate_many(&allocator, 1000, 1024);
     let handles: Vec<_> = blocks.into_iter().map(|block| block.into_block().unwrap()).collect();
-    let remote = allocator.clone();
+    let (remote, freed) = (allocator.clone(), handles.clone());
     let results = allocator.while_locked(|| {
         let free_twice = move |handle| (remote.free_block(handle), remote.free_block(handle));
         thread::spawn(move || handles.into_iter().map(free_twice).collect::<Vec<_>>()).join().unwrap()
     });
+    // Looking at a block does not drain: the unlock has.
+    assert!(freed.iter().all(|handle| allocator.block(*handle).unwrap().is_none()));
     for (first, second) in results.unwrap() {
         assert_eq!(first, Ok(()));
         assert!(second.is_err(), "a double free is found out while the block is pending");

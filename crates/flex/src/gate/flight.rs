@@ -175,20 +175,32 @@ impl Gate {
             if petition.entry.in_collection || unseen {
                 return Err(SkipReason::Reentrant);
             }
-            let mut in_time = false;
-            self.reclaimer.detached(proof, &mut || {
-                in_time = self.wait_for_foreign_stop(petition, epoch, stopped, poll);
-            });
-            if is_forked() {
-                return Err(SkipReason::Forked);
-            }
-            if self.is_closing() {
-                return Err(SkipReason::Finalizing);
-            }
-            if !in_time {
-                return Err(SkipReason::Timeout);
-            }
+            self.wait_behind_foreign(proof, petition, epoch, stopped, poll)?;
             poll = (poll * 2).min(LONGEST_POLL);
+        }
+    }
+
+    /// Waits, detached, for one step of a foreign collection, or says why there is nothing to wait for any more.
+    fn wait_behind_foreign(
+        &self,
+        proof: &Unlocked<'_>,
+        petition: &Petition,
+        epoch: u64,
+        stopped: u64,
+        step: Duration,
+    ) -> Result<(), SkipReason> {
+        let mut in_time = false;
+        self.reclaimer.detached(proof, &mut || {
+            in_time = self.wait_for_foreign_stop(petition, epoch, stopped, step);
+        });
+        if is_forked() {
+            Err(SkipReason::Forked)
+        } else if self.is_closing() {
+            Err(SkipReason::Finalizing)
+        } else if in_time {
+            Ok(())
+        } else {
+            Err(SkipReason::Timeout)
         }
     }
 
