@@ -2,12 +2,12 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`configuration`] | the environment, parsed strictly |
-//! | [`runtime`] | the devices and the gate they share, for the life of the process |
-//! | [`interpreter`] | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
-//! | [`torch_abi`] | the Rust side of the C ABI to the shim |
-//! | [`message`] | the out-of-memory text |
-//! | [`bindings`] | the functions and classes Python sees |
+//! | `configuration` | the environment, parsed strictly |
+//! | `runtime` | the devices and the gate they share, for the life of the process |
+//! | `interpreter` | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
+//! | `torch_abi` | the Rust side of the C ABI to the shim |
+//! | `message` | the out-of-memory text |
+//! | `bindings` | the functions and classes Python sees |
 //!
 //! Only this crate knows Python, and only `shim/` knows torch's classes.
 
