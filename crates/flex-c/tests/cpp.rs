@@ -101,12 +101,15 @@ fn cpp_under_thread_sanitizer() {
         return;
     }
     let program = cpp_tests("cpp_tsan", &[SANITIZE], &[libraries().join("libflex_c.so")]);
-    let options = format!(
-        "halt_on_error=0 exitcode=66 history_size=7 suppressions={}",
-        sources().join("tsan.supp").display()
-    );
+    let suppressions = sources().join("tsan.supp");
+    let options = format!("exitcode=66 history_size=7 suppressions={}", suppressions.display());
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", libraries()).env("TSAN_OPTIONS", options);
     let said = succeed(&mut command);
     assert!(!said.contains("ThreadSanitizer"), "{said}");
+
+    let raced = output(command.arg("race"));
+    let said = text(&raced);
+    assert_eq!(raced.status.code(), Some(66), "the suppressions hide a race of the program's own: {said}");
+    assert!(said.contains("data race"), "{said}");
 }

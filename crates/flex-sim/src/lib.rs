@@ -5,7 +5,7 @@
 //! failures and delays through [`Injection`].
 //!
 //! One mechanism per file: [`device`] the device, [`injection`] failures and delays, `mapping` the memory and all
-//! the unsafe code there is.
+//! the unsafe code there is. [`clock`] is the device's clock and the mapping of its ticks to host time.
 //!
 //! ```
 //! use flex::{Device, DomainId, MemoryType, Topology, VirtualAddress};
@@ -21,6 +21,7 @@
 //! # Ok::<(), flex::FlexError>(())
 //! ```
 
+pub mod clock;
 pub mod device;
 pub mod injection;
 mod mapping;

@@ -10,6 +10,9 @@
 //! | `bindings` | the functions and classes Python sees |
 //!
 //! Only this crate knows Python, and only `shim/` knows torch's classes.
+//!
+//! The module also exports the C ABI of `include/flex.h`, on the same devices and the same gate: the functions are
+//! those of the crate `flex_c`, and `bindings::device` tells it where the devices are.
 
 mod bindings;
 mod configuration;

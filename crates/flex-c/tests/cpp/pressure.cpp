@@ -246,6 +246,7 @@ TEST(callbacks_are_replaced_while_threads_allocate) {
     Hoard hoard(allocator);
     std::atomic<bool> stop{false};
     const auto frees_one = [&](Lock& lock, const FlexPressureRequest&) {
+        lock.register_request();
         unlocked(lock, [&] { hoard.free_one(); });
         return FLEX_RETRY;
     };

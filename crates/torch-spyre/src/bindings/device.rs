@@ -28,6 +28,7 @@ fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let configuration = Configuration::from_environment().map_err(value_error)?;
     let gate = interpreter::new_gate(py, configuration.policy)?;
     Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
+    flex_c::provide_devices(|index| torch_abi::device(index).map(|device| device.allocator.clone()));
     watch_forks()
 }
 
