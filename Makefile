@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench lock clean
+.PHONY: help setup demo test check bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -28,6 +28,9 @@ check: setup ## Formatting, lints, types, documentation, and the pressure scenar
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py
+
+header: ## Write include/flex.h anew, from crates/flex-c
+	@FLEX_WRITE_HEADER=1 cargo test --quiet --package flex-c --test header
 
 lock: setup ## Renew requirements/lock.txt from requirements/dev.in
 	@.venv/bin/python scripts/environment.py lock

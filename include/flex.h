@@ -180,8 +180,8 @@ typedef struct FlexPressureRequest {
 
 // What an allocator calls when its regions are exhausted: on the requesting thread, with the allocator mutex held.
 //
-// Several threads may be in it at once. It must return: a C++ exception that leaves it, or `longjmp` or `pthread_exit`
-// out of it, ends the process or is undefined. Answers that are no verdict mean `FLEX_GIVE_UP`.
+// Several threads may be in it at once. It must return: a C++ exception that leaves it, or `longjmp` or
+// `pthread_exit` out of it, ends the process or is undefined. Answers that are no verdict mean `FLEX_GIVE_UP`.
 typedef FlexVerdict (*FlexPressureCallback)(struct FlexLock *lock,
                                             const struct FlexPressureRequest *request,
                                             void *arg);
@@ -442,15 +442,15 @@ FlexStatus flex_validate(struct FlexAllocator allocator);
 FlexStatus flex_device_allocator(int32_t index,
                                  struct FlexAllocator *allocator);
 
-// Makes `callback` the memory-pressure callback of an allocator, with `arg` for every call. Null takes the callback away;
-// `arg` and `destroy` then mean nothing.
+// Makes `callback` the memory-pressure callback of an allocator, with `arg` for every call. Null takes the callback
+// away; `arg` and `destroy` then mean nothing.
 //
-// `destroy` may be null. Else it is called with `arg` once, after the last call of the callback has returned: at once or
-// later, on any thread, with no mutex held, but never in a forked child. If this function fails it is not called.
+// `destroy` may be null. Else it is called with `arg` once, after the last call of the callback has returned: at once
+// or later, on any thread, with no mutex held, but never in a forked child. If this function fails it is not called.
 //
 // The callback may be replaced at any time, also while it runs: calls that run end with the old one. The previous
-// callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`, or
-// given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
+// callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`,
+// or given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
 // The devices of a Python process have one already, which collects garbage: keep it and call it.
 //
 // # Safety
@@ -462,8 +462,8 @@ FlexStatus flex_set_pressure_callback(struct FlexAllocator allocator,
                                       FlexDestroy destroy,
                                       struct FlexCallback *previous);
 
-// Puts a callback back that was taken out of this or another allocator; its handle is stale then. `previous` is as for
-// `flex_set_pressure_callback`.
+// Puts a callback back that was taken out of this or another allocator; its handle is stale then. `previous` is as
+// for `flex_set_pressure_callback`.
 //
 // # Safety
 // `previous` is null or valid for a write.
@@ -481,7 +481,8 @@ FlexStatus flex_callback_release(struct FlexCallback callback);
 // `FLEX_FORKED` if `body` has forked and this is the child; the mutex is left alone then.
 //
 // # Safety
-// `lock` is what a callback was handed, or any other value (an error). `body` is null (an error) or what its type says.
+// `lock` is what a callback was handed, or any other value (an error). `body` is null (an error) or what its type
+// says.
 FlexStatus flex_unlocked(struct FlexLock *lock,
                          FlexBody body,
                          void *arg);
@@ -490,7 +491,8 @@ FlexStatus flex_unlocked(struct FlexLock *lock,
 // `FLEX_CALLBACK_FAILED` if it failed.
 //
 // # Safety
-// `lock` is what a callback was handed, or any other value (an error). `verdict` is null (an error) or valid for a write.
+// `lock` is what a callback was handed, or any other value (an error). `verdict` is null (an error) or valid for a
+// write.
 FlexStatus flex_lock_call(struct FlexLock *lock,
                           struct FlexCallback callback,
                           FlexVerdict *verdict);
@@ -498,7 +500,8 @@ FlexStatus flex_lock_call(struct FlexLock *lock,
 // Tries to serve the request now, without the mutex being released for it. Once it is served it stays so.
 //
 // # Safety
-// `lock` is what a callback was handed, or any other value (an error). `served` is null (an error) or valid for a write.
+// `lock` is what a callback was handed, or any other value (an error). `served` is null (an error) or valid for a
+// write.
 FlexStatus flex_lock_search(struct FlexLock *lock,
                             bool *served);
 

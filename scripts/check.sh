@@ -22,7 +22,11 @@ say "Python: mypy"
 .venv/bin/python -m mypy scripts
 
 say "C++: clang-format"
-find crates/torch-spyre/shim \( -name '*.cpp' -o -name '*.h' \) -exec .venv/bin/clang-format --dry-run -Werror {} +
+find crates/torch-spyre/shim crates/flex-c/tests include \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
+    ! -path include/flex.h -exec .venv/bin/clang-format --dry-run -Werror {} +
+
+say "C: include/flex.h is what crates/flex-c exports (make header writes it)"
+cargo test --quiet --package flex-c --test header
 
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run

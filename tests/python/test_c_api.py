@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
 import torch_spyre._C
 from conftest import RunScript
 

@@ -14,8 +14,8 @@
 //!
 //! # Invariants
 //!
-//! - **Nothing unwinds out.** Every function runs under [`status::guarded`], which turns errors and panics into a
-//!   status and a text. A foreign exception that arrives from a callback ends the process.
+//! - **Nothing unwinds out.** Every function runs under `guarded` in [`status`], which turns errors and panics into
+//!   a status and a text. A foreign exception that arrives from a callback ends the process.
 //! - **Handles are numbers, not pointers.** They carry a generation, so one that was freed is found out, also when
 //!   its place is in use again. Only pointers to the caller's own variables are followed, and those are checked
 //!   for null and alignment.

@@ -64,8 +64,8 @@ pub struct FlexPressureRequest {
 
 /// What an allocator calls when its regions are exhausted: on the requesting thread, with the allocator mutex held.
 ///
-/// Several threads may be in it at once. It must return: a C++ exception that leaves it, or `longjmp` or `pthread_exit`
-/// out of it, ends the process or is undefined. Answers that are no verdict mean `FLEX_GIVE_UP`.
+/// Several threads may be in it at once. It must return: a C++ exception that leaves it, or `longjmp` or
+/// `pthread_exit` out of it, ends the process or is undefined. Answers that are no verdict mean `FLEX_GIVE_UP`.
 pub type FlexPressureCallback = Option<
     unsafe extern "C-unwind" fn(
         lock: *mut FlexLock,
@@ -152,7 +152,8 @@ fn view(request: &PressureRequest, domains: &[u32]) -> FlexPressureRequest {
     }
 }
 
-/// Calls foreign code and ends the process if it unwinds, rather than let it pass through frames that C++ does not know.
+/// Calls foreign code and ends the process if it unwinds, rather than let it pass through frames that C++ does not
+/// know.
 fn no_unwind<R>(call: impl FnOnce() -> R) -> R {
     struct Abort;
     impl Drop for Abort {
@@ -167,15 +168,15 @@ fn no_unwind<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Makes `callback` the memory-pressure callback of an allocator, with `arg` for every call. Null takes the callback away;
-/// `arg` and `destroy` then mean nothing.
+/// Makes `callback` the memory-pressure callback of an allocator, with `arg` for every call. Null takes the callback
+/// away; `arg` and `destroy` then mean nothing.
 ///
-/// `destroy` may be null. Else it is called with `arg` once, after the last call of the callback has returned: at once or
-/// later, on any thread, with no mutex held, but never in a forked child. If this function fails it is not called.
+/// `destroy` may be null. Else it is called with `arg` once, after the last call of the callback has returned: at once
+/// or later, on any thread, with no mutex held, but never in a forked child. If this function fails it is not called.
 ///
 /// The callback may be replaced at any time, also while it runs: calls that run end with the old one. The previous
-/// callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`, or
-/// given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
+/// callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`,
+/// or given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
 /// The devices of a Python process have one already, which collects garbage: keep it and call it.
 ///
 /// # Safety
@@ -201,8 +202,8 @@ pub unsafe extern "C" fn flex_set_pressure_callback(
 
 const PREVIOUS: &std::ffi::CStr = c"previous is misaligned";
 
-/// Puts a callback back that was taken out of this or another allocator; its handle is stale then. `previous` is as for
-/// `flex_set_pressure_callback`.
+/// Puts a callback back that was taken out of this or another allocator; its handle is stale then. `previous` is as
+/// for `flex_set_pressure_callback`.
 ///
 /// # Safety
 /// `previous` is null or valid for a write.
@@ -249,7 +250,8 @@ pub extern "C" fn flex_callback_release(callback: FlexCallback) -> FlexStatus {
 /// `FLEX_FORKED` if `body` has forked and this is the child; the mutex is left alone then.
 ///
 /// # Safety
-/// `lock` is what a callback was handed, or any other value (an error). `body` is null (an error) or what its type says.
+/// `lock` is what a callback was handed, or any other value (an error). `body` is null (an error) or what its type
+/// says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flex_unlocked(lock: *mut FlexLock, body: FlexBody, arg: *mut c_void) -> FlexStatus {
     guarded(|| {
@@ -275,7 +277,8 @@ impl Drop for Borrowed {
 /// `FLEX_CALLBACK_FAILED` if it failed.
 ///
 /// # Safety
-/// `lock` is what a callback was handed, or any other value (an error). `verdict` is null (an error) or valid for a write.
+/// `lock` is what a callback was handed, or any other value (an error). `verdict` is null (an error) or valid for a
+/// write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flex_lock_call(
     lock: *mut FlexLock,
@@ -298,7 +301,8 @@ pub unsafe extern "C" fn flex_lock_call(
 /// Tries to serve the request now, without the mutex being released for it. Once it is served it stays so.
 ///
 /// # Safety
-/// `lock` is what a callback was handed, or any other value (an error). `served` is null (an error) or valid for a write.
+/// `lock` is what a callback was handed, or any other value (an error). `served` is null (an error) or valid for a
+/// write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flex_lock_search(lock: *mut FlexLock, served: *mut bool) -> FlexStatus {
     guarded(|| {

@@ -12,9 +12,9 @@
 //!
 //! Races inside the library are looked for elsewhere, with an instrumented standard library.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::{env, fs};
 
 /// What a static library of Rust's needs of the system.
 const SYSTEM_LIBRARIES: [&str; 4] = ["-lgcc_s", "-lpthread", "-ldl", "-lm"];
@@ -76,6 +76,32 @@ fn plain_c99() {
     command.arg("-D_POSIX_C_SOURCE=200809L").arg(sources().join("plain.c"));
     succeed(command.arg(libraries().join("libflex_c.a")).args(SYSTEM_LIBRARIES).arg("-o").arg(&program));
     assert_eq!(succeed(&mut Command::new(program)), "ok\n");
+}
+
+/// The examples of a document, by language.
+fn examples<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("\n```{language}\n");
+    document.split(fence.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn the_examples_in_the_documents_compile() {
+    let mut compiled = 0;
+    for name in ["c_api.md", "lock_ordering.md"] {
+        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        let text = fs::read_to_string(document).expect("the document is there");
+        for (language, variable, default, standard) in
+            [("c", "CC", "cc", "-std=c99"), ("cpp", "CXX", "c++", "-std=c++17")]
+        {
+            for example in examples(&text, language).iter().filter(|text| text.starts_with("#include")) {
+                let source = program(&format!("example_{compiled}.{language}"));
+                fs::write(&source, example).expect("the example can be written");
+                succeed(compiler(variable, default, standard).arg("-fsyntax-only").arg(source));
+                compiled += 1;
+            }
+        }
+    }
+    assert_eq!(compiled, 4);
 }
 
 #[test]

@@ -106,8 +106,7 @@ TEST(what_a_locked_callback_may_not_do_it_is_told) {
         std::thread([&] { CHECK_STATUS(FLEX_NOT_LOCKED, flex_lock_search(kept, &served)); }).join();
         unlocked(lock, [&] {
             CHECK_STATUS(FLEX_NOT_LOCKED, flex_lock_search(kept, &served));
-            CHECK_STATUS(FLEX_NOT_LOCKED, flex_unlocked(
-                                              kept, [](void*) {}, nullptr));
+            CHECK_STATUS(FLEX_NOT_LOCKED, flex_unlocked(kept, [](void*) {}, nullptr));
             CHECK_STATUS(FLEX_OK, flex_validate(allocator.handle()));
             CHECK_STATUS(FLEX_OUT_OF_MEMORY, flex_allocate(allocator.handle(), 128, nullptr, &out));
         });
