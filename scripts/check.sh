@@ -22,7 +22,7 @@ say "Python: mypy"
 .venv/bin/python -m mypy scripts
 
 say "C++: clang-format"
-find crates/torch-spyre/shim crates/flex-c/tests include \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
+find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '*.c' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
     ! -path include/flex.h -exec .venv/bin/clang-format --dry-run -Werror {} +
 
 say "C: include/flex.h is what crates/flex-c exports (make header writes it)"

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,6 +139,33 @@ def test_job_plans_built_off_the_gil_have_dead_programs_collected(allocator: Han
         allocate(allocator, 128, PROGRAM)
     assert failure.value.args[0] == OUT_OF_MEMORY
     assert all(library.flex_free(allocation) == OK for allocation in held)
+
+
+@pytest.mark.pressure
+def test_a_native_callback_calls_the_one_that_collects(allocator: Handle, tmp_path: Path) -> None:
+    # Written in C: a callback in Python would take the GIL with the allocator mutex held.
+    folder = Path(__file__).parent
+    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", f"-I{folder.parent.parent / 'include'}"]
+    native = tmp_path / "chained_callback.so"
+    subprocess.run([*command, folder / "chained_callback.c", "-o", native], check=True)
+    ctypes.CDLL(torch_spyre._C.__file__, mode=ctypes.RTLD_GLOBAL)  # The functions it calls.
+    chained = ctypes.CDLL(str(native))
+    chained.chain.argtypes = chained.unchain.argtypes = [Handle]
+
+    assert chained.chain(allocator) == OK
+    try:
+        for _ in range(16):
+            Program(allocate(allocator, MIB, PROGRAM))
+    finally:
+        assert chained.unchain(allocator) == OK
+    stats = torch.spyre.memory.pressure_stats()
+    assert chained.chained_calls() >= 1
+    assert stats["rescued"] == stats["events"] >= 1
+    calls = chained.chained_calls()
+    for _ in range(16):
+        Program(allocate(allocator, MIB, PROGRAM))
+    assert torch.spyre.memory.pressure_stats()["events"] > stats["events"]
+    assert chained.chained_calls() == calls
 
 
 def test_before_the_device_is_used_there_is_none(run_script: RunScript) -> None:

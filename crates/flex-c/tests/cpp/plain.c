@@ -7,13 +7,13 @@
 
 #include "flex.h"
 
-#define EXPECT(status, call)                                                                       \
-    do {                                                                                           \
-        FlexStatus got = (call);                                                                   \
-        if (got != (status)) {                                                                     \
-            fprintf(stderr, "%d: %s: %s\n", __LINE__, flex_status_name(got), flex_last_error());   \
-            return 1;                                                                              \
-        }                                                                                          \
+#define EXPECT(status, call)                                                                     \
+    do {                                                                                         \
+        FlexStatus got = (call);                                                                 \
+        if (got != (status)) {                                                                   \
+            fprintf(stderr, "%d: %s: %s\n", __LINE__, flex_status_name(got), flex_last_error()); \
+            return 1;                                                                            \
+        }                                                                                        \
     } while (0)
 
 struct cache {
@@ -21,13 +21,13 @@ struct cache {
     int calls, destroyed;
 };
 
-static void drop_cache(void *arg) {
-    struct cache *cache = arg;
+static void drop_cache(void* arg) {
+    struct cache* cache = arg;
     flex_free(cache->allocation);
 }
 
-static FlexVerdict on_pressure(FlexLock *lock, const FlexPressureRequest *request, void *arg) {
-    struct cache *cache = arg;
+static FlexVerdict on_pressure(FlexLock* lock, const FlexPressureRequest* request, void* arg) {
+    struct cache* cache = arg;
     FlexStatistics statistics;
     cache->calls++;
     if (flex_lock_statistics(lock, &statistics) != FLEX_OK) return FLEX_FAIL;
@@ -36,7 +36,7 @@ static FlexVerdict on_pressure(FlexLock *lock, const FlexPressureRequest *reques
     return FLEX_GIVE_UP;
 }
 
-static void destroy(void *arg) { ((struct cache *)arg)->destroyed++; }
+static void destroy(void* arg) { ((struct cache*)arg)->destroyed++; }
 
 static int in_child(FlexAllocator allocator, FlexAllocation allocation) {
     FlexAllocator made;
@@ -59,7 +59,7 @@ int main(void) {
     FlexDirective directive = {FLEX_BIND, FLEX_TENSOR, &domain, 1, {0}};
     FlexChunk chunk;
     uint64_t returned = 0;
-    void *address;
+    void* address;
     int child_status;
     pid_t child;
 
@@ -72,7 +72,7 @@ int main(void) {
     EXPECT(FLEX_OK, flex_chunk(allocation, 0, &chunk));
     EXPECT(FLEX_OK, flex_host_address(allocation, 0, &address));
     if (cache.calls != 1 || cache.destroyed != 0 || chunk.size_bytes != 1024 || chunk.region_id > 1) return 3;
-    if (((unsigned char *)address)[0] != 0xcd) return 4; /* Poisoned. */
+    if (((unsigned char*)address)[0] != 0xcd) return 4; /* Poisoned. */
 
     fflush(NULL);
     child = fork();
