@@ -12,7 +12,7 @@ extern "C" {
 enum SpyreStatus : int32_t {
     SPYRE_OK = 0,
     SPYRE_OUT_OF_MEMORY = 1,  // becomes torch.OutOfMemoryError
-    SPYRE_ERROR = 2,          // becomes RuntimeError: bad device index, forked child, configuration, device failure
+    SPYRE_ERROR = 2,  // becomes RuntimeError: bad device index, forked child, configuration, device failure
 };
 
 // A caller-provided buffer that Rust fills with a NUL-terminated UTF-8 message.
@@ -46,7 +46,8 @@ void spyre_rs_free(void* context) noexcept;
 // Number of devices; 0 while the configuration is invalid. Never fails.
 int32_t spyre_rs_device_count() noexcept;
 
-// Checks that the configuration is valid, devices exist and the process is not a forked child; the reason otherwise.
+// Checks that the configuration is valid, devices exist and the process is not a forked child; the reason
+// otherwise.
 int32_t spyre_rs_ensure_ready(SpyreMessage message) noexcept;
 
 int32_t spyre_rs_statistics(int32_t device, SpyreStatistics* out, SpyreMessage message) noexcept;
@@ -65,8 +66,8 @@ void spyre_shim_register() noexcept;
 // Whether torch's profiler wants memory reports (cheap; asked before each report).
 bool spyre_shim_profiling() noexcept;
 
-// Reports an allocation (nbytes > 0) or a free (nbytes < 0) to torch's profiler. It may take the GIL: never called
-// with a lock held, while finalizing, or in a forked child.
+// Reports an allocation (nbytes > 0) or a free (nbytes < 0) to torch's profiler. It may take the GIL: never
+// called with a lock held, while finalizing, or in a forked child.
 void spyre_shim_report_usage(void* data, int64_t nbytes, size_t total_allocated, size_t total_reserved,
                              int32_t device) noexcept;
 
