@@ -41,13 +41,13 @@ impl FlexAllocator {
     /// Makes an allocator for the regions of `topology` on `device`. Regions are acquired when first needed.
     ///
     /// # Errors
-    /// [`FlexError::RegionSetup`] if the topology cannot be managed (a region too large).
+    /// None today: a topology that exists can be managed.
     pub fn new(
         device: Arc<dyn Device>,
         topology: &Topology,
         options: AllocatorOptions,
     ) -> Result<Self, FlexError> {
-        let arena = Arena::new(topology, options.region_order)?;
+        let arena = Arena::new(topology, options.region_order);
         let state = State { arena, waiters: Waiters::default(), callback: None };
         Ok(FlexAllocator {
             shared: Arc::new(Shared {
