@@ -16,7 +16,9 @@ use crate::fork::is_forked;
 use crate::lock::AllocatorGuard;
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
-use crate::pressure::{self, PressureCounters, PressureRequest, PressureStatistics, SharedCallback};
+use crate::pressure::{
+    self, Aftermath, PressureCounters, PressureRequest, PressureStatistics, SharedCallback,
+};
 use crate::regions::Unserved;
 use crate::shared::{POISON_FRESH, Shared, State};
 use crate::statistics::Statistics;
@@ -254,18 +256,19 @@ impl FlexAllocator {
     }
 
     fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {
-        // Declared before the guard, so that a callback replaced meanwhile is dropped after it.
-        let mut callback = None;
+        // Declared before the guard, hence dropped after it.
+        let mut aftermath = Aftermath::default();
         let mut guard = self.lock()?;
         let mut placement = guard.state()?.arena.check(bytes, directive)?;
         let mut refusal = None;
         let placed = match guard.place(&mut placement, &mut refusal) {
             Ok(chunks) => Ok(chunks),
-            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut callback),
+            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut aftermath),
             Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
             Err(Unserved::Forked) => Err(FlexError::Forked),
         };
         drop(guard);
+        aftermath.log(self.device().name(), bytes, placed.is_ok());
         let chunks = placed?;
         if self.shared.poison {
             for placed in &chunks {
