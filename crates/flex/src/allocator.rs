@@ -74,6 +74,7 @@ impl FlexAllocator {
     /// - [`FlexError::UnknownDomain`] for a domain the device does not have;
     /// - [`FlexError::OutOfMemory`], with figures and what was tried;
     /// - [`FlexError::RegionSetup`] if the device refuses a region;
+    /// - [`FlexError::Device`] if fresh blocks are poisoned and the device fails at it;
     /// - [`FlexError::Forked`] in a forked child.
     pub fn allocate(
         &self,
@@ -271,11 +272,22 @@ impl FlexAllocator {
         aftermath.log(self.device().name(), bytes, placed.is_ok());
         let chunks = placed?;
         if self.shared.poison {
-            for placed in &chunks {
-                self.shared.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FRESH)?;
-            }
+            self.poison_fresh(&chunks)?;
         }
         Ok(chunks)
+    }
+
+    /// Fills fresh blocks with a pattern. If the device fails at that, they are free again.
+    fn poison_fresh(&self, chunks: &Chunks) -> Result<(), FlexError> {
+        let mut blocks = chunks.iter().map(|placed| placed.chunk);
+        let filled =
+            blocks.try_for_each(|chunk| self.device().fill(chunk.address, chunk.size_bytes, POISON_FRESH));
+        if filled.is_err() {
+            for placed in chunks {
+                self.shared.free(placed.handle)?;
+            }
+        }
+        Ok(filled?)
     }
 
     fn lock(&self) -> Result<AllocatorGuard<'_>, FlexError> {
