@@ -35,6 +35,8 @@
 //! pressure event, regions acquired, refused and released, and collections that outlive their request. The subscriber
 //! runs on the thread that allocates or calls `empty_cache`; it must not panic.
 
+#![forbid(unsafe_code)]
+
 pub mod address;
 mod allocator;
 pub(crate) mod arena;
