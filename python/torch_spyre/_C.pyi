@@ -1,8 +1,11 @@
 """The extension module. Use `torch.spyre` and `torch_spyre.flex` instead."""
 
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, TypeVar, final
 
 from torch_spyre import flex as flex
+
+_Result = TypeVar("_Result")
 
 BUILT_FOR_TORCH: str
 
@@ -45,6 +48,6 @@ class testing:  # noqa: N801
     @staticmethod
     def want_lock_of_allocating_thread(index: int, nbytes: int) -> tuple[str | None, float]: ...
     @staticmethod
-    def hold_mutex(index: int, milliseconds: int) -> None: ...
+    def while_mutex_is_held(index: int, function: Callable[[], _Result]) -> _Result: ...
     @staticmethod
     def validate(index: int) -> None: ...
