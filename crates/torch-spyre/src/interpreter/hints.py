@@ -1,4 +1,4 @@
-"""Why memory may still be held, as far as the interpreter knows. Returns a bit set; see `Hints` in the reclaimer."""
+"""Why memory may still be held, as far as the interpreter knows. Returns a bit set; the reclaimer names the bits too."""
 
 import gc
 import sys
