@@ -119,6 +119,15 @@ def test_directives() -> None:
     assert flex.AllocationDirective(flex.PlacementPolicy.Interleave, [0, 0]).domains == [0, 0]
 
 
+def test_what_things_look_like(allocator: flex.FlexAllocator) -> None:
+    directive = flex.AllocationDirective(flex.PlacementPolicy.Interleave, [0, 1])
+    assert repr(directive) == "<AllocationDirective: Interleave [0, 1], tensor memory>"
+    assert repr(flex.Topology.spyre(7 * MIB)) == "<Topology of 7340032 bytes: 7 region(s) in 1 domain(s)>"
+    kept = allocator.allocate(1000)
+    assert repr(kept) == "<Allocation of 1000 bytes in 1 chunk(s)>"
+    assert repr(allocator) == "<FlexAllocator: 1024 of 4194304 bytes allocated>"
+
+
 def test_near() -> None:
     topology = flex.Topology.spyre(16 * MIB, 8, 2)
     allocator = flex.FlexAllocator.simulated(16 * MIB, topology=topology)

@@ -105,6 +105,23 @@ def test_impossible_request_runs_no_collection(counters: Counters) -> None:
     assert counters["events"] == counters.collections() == 0
 
 
+def test_memory_fraction_is_named(counters: Counters) -> None:
+    torch.spyre.set_per_process_memory_fraction(0.25)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"above 16\.00 MiB, the memory fraction set for the device"):
+            block(20 * MIB)
+        live = [block() for _ in range(16)]
+        with pytest.raises(torch.OutOfMemoryError, match=r"memory fraction set for the device allows 16\.00 MiB"):
+            block()
+        live.clear()
+        for _ in range(40):
+            make_garbage()
+    finally:
+        torch.spyre.set_per_process_memory_fraction(1.0)
+    block(20 * MIB)
+    assert (counters["failed"], counters["events"] - counters["rescued"]) == (1, 1)
+
+
 def test_growth_without_exhaustion_runs_no_collection(counters: Counters) -> None:
     seen: list[str] = []
     gc.callbacks.append(lambda phase, _info: seen.append(phase))

@@ -176,9 +176,8 @@ impl Arena {
     /// Whether an empty device could serve the request within the limit.
     pub(crate) fn is_possible(&self, request: &Request) -> bool {
         let Some(size_units) = request.chunk_units() else { return false };
-        if request.memory_type == MemoryType::Tensor
-            && self.limit_bytes.is_some_and(|limit_bytes| request.total_bytes() > limit_bytes)
-        {
+        let limit_bytes = self.limit_bytes(request.memory_type);
+        if limit_bytes.is_some_and(|limit_bytes| request.total_bytes() > limit_bytes) {
             return false;
         }
         let chunk_count = request.chunk_count();
@@ -207,9 +206,17 @@ impl Arena {
         self.limit_bytes = limit_bytes;
     }
 
+    /// The cap on allocated bytes of a memory type. Programs have none.
+    pub(crate) fn limit_bytes(&self, memory_type: MemoryType) -> Option<u64> {
+        match memory_type {
+            MemoryType::Tensor => self.limit_bytes,
+            MemoryType::Program => None,
+        }
+    }
+
     fn limit_left_bytes(&self, memory_type: MemoryType) -> u64 {
-        match (memory_type, self.limit_bytes) {
-            (MemoryType::Tensor, Some(limit_bytes)) => {
+        match self.limit_bytes(memory_type) {
+            Some(limit_bytes) => {
                 align_down(limit_bytes.saturating_sub(self.counters.allocated_bytes(memory_type)))
             }
             _ => u64::MAX,

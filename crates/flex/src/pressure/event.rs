@@ -145,6 +145,7 @@ pub(crate) fn out_of_memory(
         free_bytes: figures.free_bytes,
         largest_free_bytes: figures.largest_free_bytes,
         largest_region_bytes: figures.largest_region_bytes,
+        limit_bytes: state.arena.limit_bytes(request.placement.memory_type),
         domains: request.placement.domains.clone(),
         memory_type: request.placement.memory_type,
         possible,

@@ -27,7 +27,10 @@ pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
 fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let configuration = Configuration::from_environment().map_err(value_error)?;
     let gate = interpreter::new_gate(py, configuration.policy)?;
-    Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
+    let total = configuration.device_memory_bytes;
+    Runtime::publish(configuration, gate).map_err(|error| {
+        value_error(format!("TORCH_SPYRE_ALLOC_CONF: device_memory of {total} bytes: {error}"))
+    })?;
     watch_forks()
 }
 

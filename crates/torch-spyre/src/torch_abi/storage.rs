@@ -104,7 +104,8 @@ extern "C" fn spyre_rs_free(context: *mut c_void) {
         if let Some(runtime) = runtime()
             && (runtime.configuration.debug || result.is_err())
         {
-            log(format_args!("free {bytes} bytes on device {}: {result:?}", device.index));
+            let failure = result.err().map(|error| format!(": {error}")).unwrap_or_default();
+            log(format_args!("free {bytes} bytes on device {}{failure}", device.index));
         }
         if let Some(address) = observed {
             report_usage(device, address, -(bytes as i64));

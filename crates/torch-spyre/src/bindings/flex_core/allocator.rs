@@ -126,6 +126,12 @@ impl FlexAllocator {
         self.allocator.validate().map_err(|error| exception(py, error))
     }
 
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let statistics = self.allocator.statistics().map_err(|error| exception(py, error))?;
+        let (allocated, capacity) = (statistics.allocated_bytes.current, statistics.capacity_bytes);
+        Ok(format!("<FlexAllocator: {allocated} of {capacity} bytes allocated>"))
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.slot.visit(|function| visit.call(function))
     }
