@@ -498,3 +498,39 @@ def test_frees_while_the_mutex_is_held_are_pending_and_counted() -> None:
     after = torch.spyre.memory_stats()
     assert after["allocation.all.freed"] - before["allocation.all.freed"] == 300
     assert before["allocated_bytes.all.current"] - after["allocated_bytes.all.current"] == 300 * 64 * KIB
+
+
+def test_callbacks_cleared_in_a_collection_leave_no_mark(counters: Counters) -> None:
+    """This thread once began a collection whose end nobody saw; now another thread is in the middle of one."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def clear(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.clear()
+
+    class Pausing(Node):
+        def __del__(self) -> None:
+            entered.set()
+            leave.wait()
+
+    def leave_when_pressed() -> None:
+        while counters["events"] == 0:
+            pass
+        leave.set()
+
+    fill_with_garbage()
+    gc.callbacks.append(clear)
+    gc.collect(0)
+    while free_bytes() >= MIB:  # What the young collection freed.
+        make_garbage()
+    Pausing()
+    threads = [threading.Thread(target=target) for target in (gc.collect, leave_when_pressed)]
+    threads[0].start()
+    entered.wait()
+    threads[1].start()
+    try:
+        block()
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+    counters.check_all_rescued()

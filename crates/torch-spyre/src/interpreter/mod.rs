@@ -117,7 +117,7 @@ impl Reclaimer for PythonReclaimer {
 
     fn collect(&self, _proof: &Unlocked<'_>, generation: Generation) -> Collected {
         let pending = PendingException::take();
-        self.observer.ensure_installed();
+        let unobserved = self.observer.ensure_installed();
         let (starts, stops) = observer::seen_here();
         let arguments = match generation {
             Generation::Young => &self.young,
@@ -130,12 +130,13 @@ impl Reclaimer for PythonReclaimer {
         drop(mark);
         let elapsed = began.elapsed();
         if is_forked() {
-            return Collected { ran: false, objects: 0, elapsed };
+            return Collected { ran: false, unobserved, objects: 0, elapsed };
         }
         pending.restore();
         let (starts_now, stops_now) = observer::seen_here();
         let ran = starts_now > starts && stops_now > stops;
-        Collected { ran, objects: objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0), elapsed }
+        let objects = objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
+        Collected { ran, unobserved, objects, elapsed }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {

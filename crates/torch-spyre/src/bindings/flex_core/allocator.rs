@@ -63,6 +63,9 @@ impl FlexAllocator {
         match allocated {
             Ok(address) => {
                 if let Some(raised) = raised {
+                    if is_interrupt(py, &raised) {
+                        return Err(raised); // The memory goes back with the address.
+                    }
                     raised.write_unraisable(py, None);
                 }
                 Ok(Allocation::new(address))
@@ -137,6 +140,14 @@ impl FlexAllocator {
     }
 
     fn __clear__(&self) {
+        drop(self.slot.replace(None));
+    }
+}
+
+impl Drop for FlexAllocator {
+    /// Nobody can allocate any more, but allocations keep the core alive, and with it the callback: a function that
+    /// refers to one of them would be a cycle out of the collector's sight.
+    fn drop(&mut self) {
         drop(self.slot.replace(None));
     }
 }
