@@ -103,8 +103,7 @@ impl FlexAllocator {
     /// Frees a block by its handle, on any thread, without ever blocking.
     ///
     /// # Errors
-    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. If the mutex is taken at
-    /// that moment, a stale handle may be found out only later and is then ignored.
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then.
     pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if self.shared.poison && !is_forked() {
             let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);

@@ -160,8 +160,12 @@ impl Drop for LeavingRegions<'_, '_> {
     }
 }
 
-/// At most this many free blocks are held from other requests while the device drops their pages.
+/// So many free blocks are held from other requests at first while the device drops their pages. Then twice as many
+/// each time: finding where to go on walks the blocks of the region again.
 const TRIM_BATCH: usize = 64;
+
+/// The most that are held at once.
+const TRIM_BATCH_MOST: usize = 1 << 14;
 
 /// Blocks smaller than a page have no page to give back.
 const TRIM_MINIMUM_BYTES: u64 = 4096;
@@ -179,11 +183,16 @@ impl AllocatorGuard<'_> {
                 return Ok(trimmed_bytes);
             }
             let held = HeldSpans { guard: self, spans: &mut spans };
-            for span in held.spans.iter() {
-                let trim = |_: &Unlocked<'_>| device.trim(span.region_id, span.offset_bytes, span.size_bytes);
-                held.guard.unlocked(trim)?;
-                trimmed_bytes += span.size_bytes;
-            }
+            let trim = |_: &Unlocked<'_>| {
+                for span in held.spans.iter() {
+                    device.trim(span.region_id, span.offset_bytes, span.size_bytes);
+                }
+            };
+            held.guard.unlocked(trim)?;
+            trimmed_bytes += held.spans.iter().map(|span| span.size_bytes).sum::<u64>();
+            drop(held);
+            let grown = (spans.capacity() * 2).min(TRIM_BATCH_MOST);
+            self.unlocked(|_| spans.reserve_exact(grown))?;
         }
     }
 }

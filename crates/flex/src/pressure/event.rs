@@ -120,7 +120,7 @@ fn give_back(guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) {
     let waiting = request.ticket.take().and_then(|ticket| state.waiters.unregister(ticket));
     let mut freed = false;
     for placed in waiting.iter().chain(&request.granted).flatten() {
-        let released = state.arena.release(placed.handle);
+        let released = shared.release(state, placed.handle);
         debug_assert!(released.is_ok(), "a granted block is live: {released:?}");
         freed = true;
     }

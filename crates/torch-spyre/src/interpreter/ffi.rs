@@ -32,6 +32,8 @@ unsafe extern "C-unwind" {
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
+    fn PyErr_ExceptionMatches(kind: Object) -> c_int;
+    fn PyErr_SetInterrupt();
     fn PyErr_Occurred() -> Object;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
@@ -275,8 +277,8 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
         return None;
     }
     if result.is_null() {
-        // SAFETY: attached with the exception of the call pending.
-        parked(|| unsafe { PyErr_WriteUnraisable(callable) });
+        // SAFETY: attached, with the exception of the call pending.
+        parked(|| unsafe { report_or_rearm(callable) });
         return None;
     }
     // SAFETY: attached; `result` is a new reference, released once.
@@ -289,6 +291,22 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
         PyErr_Clear();
     }
     None
+}
+
+/// Reports the pending exception as unraisable; a KeyboardInterrupt is raised again as soon as Python code runs.
+///
+/// # Safety
+/// The calling thread is attached, an exception is pending, and `context` is a live object.
+unsafe fn report_or_rearm(context: Object) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
+            PyErr_Clear();
+            PyErr_SetInterrupt();
+        } else {
+            PyErr_WriteUnraisable(context);
+        }
+    }
 }
 
 /// Whether the automatic collector is enabled. The calling thread is attached.
