@@ -24,8 +24,9 @@ fi
 
 # Prints the first interpreter that is CPython 3.11 or later: $PYTHON alone if it is set.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+    local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+    if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi # One path, which may have spaces in it.
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             printf '%s\n' "$candidate"
             return 0

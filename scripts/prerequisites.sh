@@ -28,8 +28,10 @@ if python=$(find_python); then
             "make PYTHON=python3.12 …" "make PYTHON=python3.12 …"
     fi
 elif [ -n "${PYTHON:-}" ]; then
-    lacks "Python 3.11 or later (PYTHON=$PYTHON is $("$PYTHON" --version 2>/dev/null || echo no interpreter))" \
-        "sudo apt-get install python3 python3-venv" "brew install python"
+    if found=$("$PYTHON" --version 2>&1); then found="is $found"; else found="does not run"; fi
+    lacks "Python 3.11 or later (PYTHON=$PYTHON $found)" \
+        "sudo apt-get install python3 python3-venv, or give PYTHON the path of another interpreter" \
+        "brew install python, or give PYTHON the path of another interpreter"
 else
     lacks "Python 3.11 or later (python3 is $(python3 --version 2>/dev/null || echo not there))" \
         "sudo apt-get install python3 python3-venv" "brew install python"

@@ -1,4 +1,8 @@
-"""`torch.spyre`: the devices, and which one is current."""
+"""`torch.spyre`: the devices, and which one is current.
+
+A `device` argument that is None is this thread's current device. Functions that use a device raise RuntimeError for an
+index without a device, ValueError for a device of another type, and the reason if the devices cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +165,10 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """Whether one device can reach the memory of another directly: no, copies go through the host."""
+    """Whether one device can reach the memory of another directly: no, copies go through the host.
+
+    Raises ValueError if the two are the same device.
+    """
     lazy_init()
     index, peer = existing_index(device), existing_index(peer_device)
     if index == peer:

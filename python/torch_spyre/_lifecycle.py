@@ -20,11 +20,6 @@ from torch.utils import generate_methods_for_privateuse1_backend, rename_private
 from torch_spyre import _binary
 from torch_spyre._core_api import Core
 
-_FORKED = (
-    "Cannot re-initialize spyre in forked subprocess. To use spyre with multiprocessing, you must use the "
-    "'spawn' start method"
-)
-
 _lock = threading.Lock()
 _started = False
 _core: Core | None = None
@@ -62,8 +57,7 @@ def failure() -> Exception | None:
 
 def lazy_init() -> None:
     """What torch calls before it creates the first tensor on the device. Raises the reason if that cannot work."""
-    if core().is_in_bad_fork():
-        raise RuntimeError(_FORKED)
+    core().ensure_ready()
 
 
 def _load() -> None:

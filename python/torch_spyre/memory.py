@@ -45,7 +45,7 @@ __all__ = [
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Free and total memory of a device."""
+    """Free and total memory of a device, in bytes."""
     lazy_init()
     return core().mem_get_info(existing_index(device))
 
@@ -79,7 +79,7 @@ def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Memory of live tensors."""
+    """Memory of live tensors, in bytes, sizes rounded up."""
     return memory_stats(device)["allocated_bytes.all.current"]
 
 
@@ -152,9 +152,14 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
 
 
 def pressure_stats(device: DeviceLike = None) -> dict[str, int]:
-    """What was done when memory ran out: how often, with what result, and how many bytes it freed.
+    """What was done when memory ran out. All keys exist from import on, as 0.
 
-    All keys exist from import on, as 0.
+    `events`: requests that found no room although some state of the device could serve them. Each ends in `rescued`,
+    of which `coalesced` needed no collection of their own, or in `failed`.
+    `collections.young`, `collections.full`: collections that ran; `collections.skipped.REASON`: requests for which none
+    did, by reason. `reclaimed_bytes`: bytes that collections freed. `collection_time_ns`, `collection_max_ns`: their
+    time in nanoseconds, the sum and the longest. `collectors_abandoned`: collections that outlived their request.
+    `hooks.run`, `hooks.failed`: 0.
     """
     lazy_init()
     return core().pressure_stats(existing_index(device))
@@ -196,6 +201,6 @@ def set_pressure_policy(
 
 
 def get_pressure_policy() -> dict[str, Any]:
-    """The policy in force, with the keys `gc`, `escalate` and `timeout_ms`."""
+    """The policy in force: the arguments of `set_pressure_policy` by name."""
     lazy_init()
     return core().get_pressure_policy()

@@ -104,7 +104,7 @@ def test_the_devices_are_those_of_tensors(allocator: Handle) -> None:
     assert torch.spyre.memory_allocated() == before
     other = Handle()
     assert library.flex_device_allocator(99, ctypes.byref(other)) == NOT_AVAILABLE
-    assert b"invalid device ordinal 99" in library.flex_last_error()
+    assert b"got device index 99" in library.flex_last_error()
 
 
 @pytest.mark.pressure

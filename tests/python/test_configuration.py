@@ -91,6 +91,7 @@ BAD = [
     ("TORCH_SPYRE_ALLOC_CONF", "memory:4GiB", "'memory:4GiB'|one of device_memory, devices"),
     ("FLEX_DEVICE", "TPU", "'TPU'|SIM, PF, VF or MOCK"),
     ("FLEX_MAX_REGIONS", "1", "'1'|an integer from 2"),
+    ("FLEX_MAX_REGIONS", "5000", "'5000'|an integer from 2 to 4096"),
     ("FLEX_MAX_REGIONS", "seven", "'seven'|an integer from 2"),
     ("FLEX_NUM_MEMORY_DOMAINS", "2", "'2'|a divisor of the 7 regions"),
     ("TORCH_SPYRE_ALLOC_DEBUG", "yes", "'yes'|0 or 1"),
@@ -130,7 +131,7 @@ def test_bad_values(run_script: RunScript) -> None:
     for line, (variable, _, expected) in zip(lines, BAD, strict=True):
         for part in expected.split("|"):
             assert part in line
-        assert variable in line or "644245094400" in line
+        assert variable in line
 
 
 def test_poison_shows_use_of_unset_and_freed_memory(run_script: RunScript) -> None:

@@ -119,6 +119,15 @@ def test_directives() -> None:
     assert flex.AllocationDirective(flex.PlacementPolicy.Interleave, [0, 0]).domains == [0, 0]
 
 
+def test_what_things_look_like(allocator: flex.FlexAllocator) -> None:
+    directive = flex.AllocationDirective(flex.PlacementPolicy.Interleave, [0, 1])
+    assert repr(directive) == "<AllocationDirective: Interleave [0, 1], tensor memory>"
+    assert repr(flex.Topology.spyre(7 * MIB)) == "<Topology of 7340032 bytes: 7 region(s) in 1 domain(s)>"
+    kept = allocator.allocate(1000)
+    assert repr(kept) == "<Allocation of 1000 bytes in 1 chunk(s)>"
+    assert repr(allocator) == "<FlexAllocator: 1024 of 4194304 bytes allocated>"
+
+
 def test_near() -> None:
     topology = flex.Topology.spyre(16 * MIB, 8, 2)
     allocator = flex.FlexAllocator.simulated(16 * MIB, topology=topology)
@@ -247,6 +256,20 @@ def test_callback_that_raises(allocator: flex.FlexAllocator) -> None:
     allocator.validate()
 
 
+def test_interrupt_in_a_callback_that_rescues_is_not_lost(allocator: flex.FlexAllocator) -> None:
+    held = allocator.allocate(4 * MIB)
+
+    def free_and_interrupt(request: flex.PressureRequest) -> None:
+        held.free()
+        raise KeyboardInterrupt
+
+    allocator.set_memory_pressure_callback(free_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        allocator.allocate(MIB)
+    assert allocator.stats()["allocated_bytes.all.current"] == 0
+    allocator.validate()
+
+
 def test_callback_that_replaces_itself(allocator: flex.FlexAllocator) -> None:
     cache = [allocator.allocate(4 * MIB)]
 
@@ -272,6 +295,24 @@ def test_cycle_through_the_callback_is_collected() -> None:
         return weakref.ref(owner)
 
     gone = make_cycle()
+    gc.collect()
+    assert gone() is None
+
+
+def test_callback_that_holds_an_allocation_goes_with_the_allocator() -> None:
+    class Callback:
+        held: flex.Allocation
+
+        def __call__(self, request: flex.PressureRequest) -> None: ...
+
+    def drop_all() -> weakref.ref[Callback]:
+        allocator = flex.FlexAllocator.simulated(MIB)
+        callback = Callback()
+        callback.held = allocator.allocate(MIB)
+        allocator.set_memory_pressure_callback(callback)
+        return weakref.ref(callback)
+
+    gone = drop_all()
     gc.collect()
     assert gone() is None
 

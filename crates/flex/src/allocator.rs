@@ -16,7 +16,9 @@ use crate::fork::is_forked;
 use crate::lock::AllocatorGuard;
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
-use crate::pressure::{self, PressureCounters, PressureRequest, PressureStatistics, SharedCallback};
+use crate::pressure::{
+    self, Aftermath, PressureCounters, PressureRequest, PressureStatistics, SharedCallback,
+};
 use crate::regions::Unserved;
 use crate::shared::{POISON_FRESH, Shared, State};
 use crate::statistics::Statistics;
@@ -41,13 +43,13 @@ impl FlexAllocator {
     /// Makes an allocator for the regions of `topology` on `device`. Regions are acquired when first needed.
     ///
     /// # Errors
-    /// [`FlexError::RegionSetup`] if the topology cannot be managed (a region too large).
+    /// None today: a topology that exists can be managed.
     pub fn new(
         device: Arc<dyn Device>,
         topology: &Topology,
         options: AllocatorOptions,
     ) -> Result<Self, FlexError> {
-        let arena = Arena::new(topology, options.region_order)?;
+        let arena = Arena::new(topology, options.region_order);
         let state = State { arena, waiters: Waiters::default(), callback: None };
         Ok(FlexAllocator {
             shared: Arc::new(Shared {
@@ -72,6 +74,7 @@ impl FlexAllocator {
     /// - [`FlexError::UnknownDomain`] for a domain the device does not have;
     /// - [`FlexError::OutOfMemory`], with figures and what was tried;
     /// - [`FlexError::RegionSetup`] if the device refuses a region;
+    /// - [`FlexError::Device`] if fresh blocks are poisoned and the device fails at it;
     /// - [`FlexError::Forked`] in a forked child.
     pub fn allocate(
         &self,
@@ -100,8 +103,7 @@ impl FlexAllocator {
     /// Frees a block by its handle, on any thread, without ever blocking.
     ///
     /// # Errors
-    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. If the mutex is taken at
-    /// that moment, a stale handle may be found out only later and is then ignored.
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then.
     pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if self.shared.poison && !is_forked() {
             let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);
@@ -254,25 +256,37 @@ impl FlexAllocator {
     }
 
     fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {
-        // Declared before the guard, so that a callback replaced meanwhile is dropped after it.
-        let mut callback = None;
+        // Declared before the guard, hence dropped after it.
+        let mut aftermath = Aftermath::default();
         let mut guard = self.lock()?;
         let mut placement = guard.state()?.arena.check(bytes, directive)?;
         let mut refusal = None;
         let placed = match guard.place(&mut placement, &mut refusal) {
             Ok(chunks) => Ok(chunks),
-            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut callback),
+            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut aftermath),
             Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
             Err(Unserved::Forked) => Err(FlexError::Forked),
         };
         drop(guard);
+        aftermath.log(self.device().name(), bytes, placed.is_ok());
         let chunks = placed?;
         if self.shared.poison {
-            for placed in &chunks {
-                self.shared.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FRESH)?;
-            }
+            self.poison_fresh(&chunks)?;
         }
         Ok(chunks)
+    }
+
+    /// Fills fresh blocks with a pattern. If the device fails at that, they are free again.
+    fn poison_fresh(&self, chunks: &Chunks) -> Result<(), FlexError> {
+        let mut blocks = chunks.iter().map(|placed| placed.chunk);
+        let filled =
+            blocks.try_for_each(|chunk| self.device().fill(chunk.address, chunk.size_bytes, POISON_FRESH));
+        if filled.is_err() {
+            for placed in chunks {
+                self.shared.free(placed.handle)?;
+            }
+        }
+        Ok(filled?)
     }
 
     fn lock(&self) -> Result<AllocatorGuard<'_>, FlexError> {

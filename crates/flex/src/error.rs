@@ -194,6 +194,8 @@ pub struct OutOfMemory {
     pub largest_free_bytes: u64,
     /// The largest of those regions; no chunk can be larger.
     pub largest_region_bytes: u64,
+    /// The cap on allocated bytes in force, if any: *free* and *largest* respect it.
+    pub limit_bytes: Option<u64>,
     /// The domains asked for.
     pub domains: Domains,
     /// What the memory was for.
@@ -226,6 +228,9 @@ impl fmt::Display for OutOfMemory {
                 self.largest_region_bytes
             )?;
         }
+        if let Some(limit_bytes) = self.limit_bytes {
+            write!(f, "; allocations are limited to {limit_bytes} bytes")?;
+        }
         Ok(())
     }
 }
@@ -243,6 +248,7 @@ mod tests {
             free_bytes: 1500,
             largest_free_bytes: 1024,
             largest_region_bytes: 1792,
+            limit_bytes: None,
             domains: Domains::from_slice(&[DomainId(0), DomainId(2)]),
             memory_type: MemoryType::Tensor,
             possible,

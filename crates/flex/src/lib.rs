@@ -28,6 +28,14 @@
 //! ```text
 //! allocated_bytes + free bytes of those regions == reserved_bytes <= capacity_bytes
 //! ```
+//!
+//! # Logging
+//!
+//! Rare events are logged with `tracing` at the level `debug`, never while an allocator mutex is held: the end of a
+//! pressure event, regions acquired, refused and released, and collections that outlive their request. The subscriber
+//! runs on the thread that allocates or calls `empty_cache`; it must not panic.
+
+#![forbid(unsafe_code)]
 
 pub mod address;
 mod allocator;

@@ -5,7 +5,8 @@
 //! handed out, before anybody can free it.
 //!
 //! Invariants:
-//! - a link is idle (0) or queued (its block's generation and the next index + 1, 0 ending the list);
+//! - a block is freed once: by the thread that turns its link from live to 0 (holding the mutex) or to queued, so a
+//!   stale handle is found out at once, whatever its index names meanwhile;
 //! - `head` is pushed to by any thread and taken as a whole, so that there is no ABA;
 //! - `backlog`, what a bounded drain took and did not finish, is changed only under the allocator mutex.
 
@@ -17,12 +18,16 @@ use crate::arena::BlockHandle;
 /// At most this many blocks are drained in one hold of the mutex: a long drain is an unbounded critical section.
 pub(crate) const DRAIN_LIMIT: usize = 256;
 
+/// Generations have 24 bits.
+const QUEUED: u64 = 1 << 31;
+
 const FIRST_CHUNK: u32 = 1024;
 const CHUNKS: usize = 22;
 
 #[derive(Default)]
 struct Link {
-    /// Next index + 1 in the high half, generation in the low half; 0 when idle.
+    /// 0: the index names no block that may be freed. A generation: that block is live. [`QUEUED`] and a generation
+    /// in the low half, the next index + 1 in the high half: that block is on the list.
     word: AtomicU64,
     /// The block's size in units, written under the mutex when the block is handed out.
     size_units: AtomicU32,
@@ -50,6 +55,16 @@ impl PendingFrees {
         let links =
             self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Link::default()).collect());
         links[offset].size_units.store(size_units, Ordering::Relaxed);
+        // Whoever frees the block got its handle from the thread that prepared it.
+        links[offset].word.store(u64::from(handle.generation), Ordering::Relaxed);
+    }
+
+    /// Takes the right to free a live block, for a thread that holds the mutex. `false` if the block was freed or
+    /// queued before, or never handed out.
+    pub(crate) fn claim(&self, handle: BlockHandle) -> bool {
+        let live = u64::from(handle.generation);
+        let Some(link) = self.link(handle.index) else { return false };
+        live != 0 && link.word.compare_exchange(live, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// The size that was recorded when the block was handed out, in units; `None` for an index never handed out.
@@ -57,12 +72,15 @@ impl PendingFrees {
         Some(self.link(handle.index)?.size_units.load(Ordering::Relaxed))
     }
 
-    /// Queues a block. `false` if the index was never handed out or is queued already: a double free.
+    /// Queues a live block. `false` if it was freed or queued before, or never handed out.
     pub(crate) fn push(&self, handle: BlockHandle) -> bool {
         let Some(link) = self.link(handle.index) else { return false };
         let mut head = self.head.load(Ordering::Relaxed);
-        let word = |next: u32| u64::from(next) << 32 | u64::from(handle.generation);
-        if link.word.compare_exchange(0, word(head), Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        let live = u64::from(handle.generation);
+        let word = |next: u32| u64::from(next) << 32 | QUEUED | live;
+        if live == 0
+            || link.word.compare_exchange(live, word(head), Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return false;
         }
         loop {
@@ -97,10 +115,11 @@ impl PendingFrees {
         for _ in 0..DRAIN_LIMIT {
             let Some(index) = next.checked_sub(1) else { break };
             let Some(link) = self.link(index) else { unreachable!("a queued block has a link") };
-            // The link must be idle before the block can be handed out again.
+            // No stale handle may queue the block again before it is handed out again.
             let word = link.word.swap(0, Ordering::Relaxed);
+            debug_assert_ne!(word & QUEUED, 0, "a block on the list is queued");
             next = (word >> 32) as u32;
-            release(BlockHandle { index, generation: word as u32 });
+            release(BlockHandle { index, generation: (word & (QUEUED - 1)) as u32 });
         }
         self.backlog.store(next, Ordering::Relaxed);
     }
@@ -151,7 +170,14 @@ mod tests {
         pending.drain(|block| seen.push(block));
         assert_eq!(seen, [handle(5)]);
         assert!(pending.is_empty());
-        assert!(pending.push(handle(5)), "idle again");
+        assert!(!pending.push(handle(5)), "freed");
+        let newer = BlockHandle { generation: 7, ..handle(5) };
+        pending.prepare(newer, 1);
+        assert!(!pending.push(handle(5)), "the handle of an earlier block");
+        assert!(!pending.claim(handle(5)));
+        assert!(pending.claim(newer));
+        assert!(!pending.claim(newer), "claimed");
+        assert!(!pending.push(newer), "claimed");
     }
 
     #[test]

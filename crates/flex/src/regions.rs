@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use tracing::debug;
 
 use crate::arena::trim::{HeldSpan, TrimCursor};
 use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
@@ -83,7 +84,14 @@ impl AllocatorGuard<'_> {
         let (size_bytes, domain, memory_type) = state.arena.region_to_acquire(slot);
         let coming = ComingRegion { guard: self, slot, region: None };
         let device = &coming.guard.shared().device;
-        match coming.guard.unlocked(|_| device.acquire_region(size_bytes, domain, memory_type))? {
+        let acquire = |_: &Unlocked<'_>| {
+            let device_name = device.name();
+            device
+                .acquire_region(size_bytes, domain, memory_type)
+                .inspect(|region| debug!(device_name, %region, size_bytes, %domain, %memory_type, "region acquired"))
+                .inspect_err(|error| debug!(device_name, %error, size_bytes, %domain, %memory_type, "region refused"))
+        };
+        match coming.guard.unlocked(acquire)? {
             Ok(region) => {
                 coming.arrive(region);
                 Ok(Ok(()))
@@ -101,7 +109,14 @@ impl AllocatorGuard<'_> {
             LeavingRegions { regions: self.state()?.arena.start_release_of_free_regions(), guard: self };
         let (mut returned_bytes, mut result) = (0, Ok(()));
         while let Some(&(slot, region)) = leaving.regions.last() {
-            let released = leaving.guard.unlocked(|_| device.release_region(region))?;
+            let release = |_: &Unlocked<'_>| {
+                let device_name = device.name();
+                device
+                    .release_region(region)
+                    .inspect(|()| debug!(device_name, %region, "region released"))
+                    .inspect_err(|error| debug!(device_name, %region, %error, "region not released"))
+            };
+            let released = leaving.guard.unlocked(release)?;
             if released.is_ok() {
                 let arena = &mut leaving.guard.state()?.arena;
                 returned_bytes += arena.region_to_acquire(slot).0;
@@ -145,8 +160,12 @@ impl Drop for LeavingRegions<'_, '_> {
     }
 }
 
-/// At most this many free blocks are held from other requests while the device drops their pages.
+/// So many free blocks are held from other requests at first while the device drops their pages. Then twice as many
+/// each time: finding where to go on walks the blocks of the region again.
 const TRIM_BATCH: usize = 64;
+
+/// The most that are held at once.
+const TRIM_BATCH_MOST: usize = 1 << 14;
 
 /// Blocks smaller than a page have no page to give back.
 const TRIM_MINIMUM_BYTES: u64 = 4096;
@@ -164,11 +183,16 @@ impl AllocatorGuard<'_> {
                 return Ok(trimmed_bytes);
             }
             let held = HeldSpans { guard: self, spans: &mut spans };
-            for span in held.spans.iter() {
-                let trim = |_: &Unlocked<'_>| device.trim(span.region_id, span.offset_bytes, span.size_bytes);
-                held.guard.unlocked(trim)?;
-                trimmed_bytes += span.size_bytes;
-            }
+            let trim = |_: &Unlocked<'_>| {
+                for span in held.spans.iter() {
+                    device.trim(span.region_id, span.offset_bytes, span.size_bytes);
+                }
+            };
+            held.guard.unlocked(trim)?;
+            trimmed_bytes += held.spans.iter().map(|span| span.size_bytes).sum::<u64>();
+            drop(held);
+            let grown = (spans.capacity() * 2).min(TRIM_BATCH_MOST);
+            self.unlocked(|_| spans.reserve_exact(grown))?;
         }
     }
 }

@@ -46,8 +46,8 @@ impl Shared {
             return;
         }
         self.pending.drain(|handle| {
-            // A stale handle is a double free of a foreign owner: it changes nothing.
-            let _ = state.arena.release(handle);
+            let released = state.arena.release(handle);
+            debug_assert!(released.is_ok(), "a queued block is live: {released:?}");
         });
         self.serve(state);
     }
@@ -82,8 +82,7 @@ impl Shared {
     /// goes to the pending list.
     ///
     /// # Errors
-    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then. A stale handle that meets
-    /// a taken mutex may be found out only later, and is then dropped.
+    /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then.
     pub(crate) fn free(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if is_forked() {
             return Ok(());
@@ -97,25 +96,35 @@ impl Shared {
         if let Some(mut guard) = self.try_lock() {
             let shared = guard.shared();
             let Ok(state) = guard.state() else { return Ok(()) };
-            state.arena.release(handle)?;
+            shared.release(state, handle)?;
             shared.serve(state);
             shared.drain(state);
             return Ok(());
         }
         if !self.pending.push(handle) {
-            return Err(FlexError::UnknownAllocation { index: handle.index, generation: handle.generation });
+            return Err(unknown(handle));
         }
         fence(Ordering::SeqCst);
         self.after_unlock();
         Ok(())
     }
 
+    /// Gives a block back to the arena, once, whoever else tries to free it.
+    pub(crate) fn release(&self, state: &mut State, handle: BlockHandle) -> Result<(), FlexError> {
+        if !self.pending.claim(handle) {
+            return Err(unknown(handle));
+        }
+        state.arena.release(handle).map(drop)
+    }
+
     /// As [`free`](Self::free), filling the block first if blocks are poisoned: it is still the caller's.
     pub(crate) fn free_chunk(&self, placed: Placed) -> Result<(), FlexError> {
+        let mut filled = Ok(());
         if self.poison && !is_forked() {
-            self.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FREED)?;
+            filled = self.device.fill(placed.chunk.address, placed.chunk.size_bytes, POISON_FREED);
         }
-        self.free(placed.handle)
+        self.free(placed.handle)?;
+        filled.map_err(FlexError::Device)
     }
 
     fn prepare(&self, chunks: &Chunks) {
@@ -136,6 +145,10 @@ impl Drop for Shared {
             let _ = self.device.release_region(region_id);
         }
     }
+}
+
+fn unknown(handle: BlockHandle) -> FlexError {
+    FlexError::UnknownAllocation { index: handle.index, generation: handle.generation }
 }
 
 /// Counts a free while it is under way, also when it unwinds.

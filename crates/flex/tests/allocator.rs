@@ -111,3 +111,30 @@ fn poison_marks_fresh_and_freed_blocks() {
     assert!(allocator.free_block(handle).is_err());
     check(&allocator, 0);
 }
+
+/// While the mutex is taken, frees go through the pending list; each block is freed once all the same.
+#[test]
+fn stale_handles_are_found_out_at_once_also_while_the_mutex_is_taken() {
+    let allocator = allocator(4096);
+    let directive = AllocationDirective::default();
+    let (first, _) = allocator.allocate_block(128, &directive).unwrap();
+    let refused = |result| assert!(matches!(result, Err(FlexError::UnknownAllocation { .. })), "{result:?}");
+    allocator
+        .while_locked(|| {
+            allocator.free_block(first).unwrap();
+            refused(allocator.free_block(first));
+        })
+        .unwrap();
+    check(&allocator, 0);
+    let (second, _) = allocator.allocate_block(128, &directive).unwrap();
+    assert_eq!(first.to_raw() as u32, second.to_raw() as u32, "the same index, another generation");
+    allocator
+        .while_locked(|| {
+            refused(allocator.free_block(first));
+            allocator.free_block(second).unwrap();
+            refused(allocator.free_block(second));
+        })
+        .unwrap();
+    check(&allocator, 0);
+    refused(allocator.free_block(second));
+}

@@ -124,11 +124,12 @@ fn who_waits_for_a_region_that_is_refused_asks_for_it_itself() {
     check(&allocator, 0);
 }
 
-/// A device whose calls panic when told to.
+/// A device whose next call panics, or whose next fill fails, when told to.
 #[derive(Debug)]
 struct Fragile {
     inner: Arc<SimulatedDevice>,
     panics: AtomicBool,
+    fails_to_fill: AtomicBool,
 }
 
 impl Fragile {
@@ -172,16 +173,24 @@ impl Device for Fragile {
         self.inner.copy_out(from, bytes)
     }
     fn fill(&self, at: VirtualAddress, len_bytes: u64, byte: u8) -> Result<(), DeviceError> {
+        if self.fails_to_fill.swap(false, Ordering::SeqCst) {
+            return Err(DeviceError::Failed { operation: "fill", code: 5, message: "told to".into() });
+        }
         self.inner.fill(at, len_bytes, byte)
     }
 }
 
 /// Three regions on a device that can panic.
 fn fragile() -> (FlexAllocator, Arc<Fragile>) {
+    fragile_with(AllocatorOptions::default())
+}
+
+fn fragile_with(options: AllocatorOptions) -> (FlexAllocator, Arc<Fragile>) {
     let topology = tensor_regions(&[(0, 8 * KIB), (0, 8 * KIB), (0, 8 * KIB)]);
     let inner = SimulatedDevice::for_topology(&topology).unwrap();
-    let device = Arc::new(Fragile { inner, panics: AtomicBool::new(false) });
-    let allocator = FlexAllocator::new(device.clone(), &topology, AllocatorOptions::default()).unwrap();
+    let device =
+        Arc::new(Fragile { inner, panics: AtomicBool::default(), fails_to_fill: AtomicBool::default() });
+    let allocator = FlexAllocator::new(device.clone(), &topology, options).unwrap();
     (allocator, device)
 }
 
@@ -215,6 +224,15 @@ fn a_refused_return_is_an_error_and_the_others_leave() {
     assert!(matches!(allocator.empty_cache(), Err(FlexError::Device(DeviceError::Injected { .. }))));
     assert_eq!(allocator.statistics().unwrap().segment.current, 1);
     drop(allocate_many(&allocator, 2, 8 * KIB));
+    check(&allocator, 0);
+}
+
+#[test]
+fn fresh_blocks_that_cannot_be_poisoned_are_free_again() {
+    let (allocator, device) = fragile_with(AllocatorOptions { poison: true, ..AllocatorOptions::default() });
+    device.fails_to_fill.store(true, Ordering::SeqCst);
+    let error = allocate(&allocator, KIB).unwrap_err();
+    assert_eq!(error.to_string(), "device: fill failed with code 5: told to");
     check(&allocator, 0);
 }
 

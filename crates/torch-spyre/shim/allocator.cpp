@@ -69,7 +69,7 @@ class SpyreAllocator final : public c10::DeviceAllocator {
         return allocate_on(device, nbytes, c10::Device(kSpyre, device));
     }
 
-    // A block's context is its header, not its address, so torch's raw interface does not apply.
+    // A block's context is its handle, not its address, so torch's raw interface does not apply.
     c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
 
     void copy_data(void* destination, const void* source, size_t nbytes) const override {

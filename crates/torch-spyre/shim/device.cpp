@@ -26,13 +26,13 @@ void ensure_ready() {
     TORCH_CHECK(status == SPYRE_OK, text.data());
 }
 
-void check_device_index(c10::DeviceIndex index) {
+void check_device_index(int64_t index) {
     const auto count = device_count();
     if (C10_LIKELY(index >= 0 && index < count)) {
         return;
     }
     ensure_ready();
-    TORCH_CHECK(false, "spyre error: invalid device ordinal: got device index ", static_cast<int>(index),
+    TORCH_CHECK(false, "spyre error: invalid device ordinal: got device index ", index,
                 ", but the number of spyre devices is ", static_cast<int>(count));
 }
 

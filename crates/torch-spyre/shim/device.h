@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace spyre {
@@ -18,9 +19,10 @@ c10::DeviceIndex current_device() noexcept;
 // Makes `index` the thread's current device without checking it.
 void set_current_device_unchecked(c10::DeviceIndex index) noexcept;
 
-// Throws RuntimeError, worded after CUDA's "invalid device ordinal", unless `index` names a device. Where
-// there are no devices at all the reason is thrown instead: a bad configuration, or a forked child.
-void check_device_index(c10::DeviceIndex index);
+// Throws RuntimeError, worded after CUDA's "invalid device ordinal", unless `index` names a device; torch's
+// index type is a byte, so a wider index is checked before it is narrowed. Where there are no devices at all
+// the reason is thrown instead: a bad configuration, or a forked child.
+void check_device_index(int64_t index);
 
 // `device` as a checked device with an index; the thread's current one where `device` is absent or has no
 // index.

@@ -79,10 +79,10 @@ impl Configuration {
             };
         }
         if let Some(regions) = variable(MAX_REGIONS)? {
-            configuration.max_regions = number(MAX_REGIONS, &regions, &regions, 2, 65_535)? as u32;
+            configuration.max_regions = number(MAX_REGIONS, &regions, &regions, 2, 4096)? as u32;
         }
         if let Some(domains) = variable(DOMAINS)? {
-            configuration.domain_count = number(DOMAINS, &domains, &domains, 1, 65_535)? as u32;
+            configuration.domain_count = number(DOMAINS, &domains, &domains, 1, 4096)? as u32;
         }
         if configuration.max_regions % configuration.domain_count != 0 {
             let expected = format!("a divisor of the {} regions ({MAX_REGIONS})", configuration.max_regions);

@@ -5,7 +5,7 @@
 //! | `configuration` | the environment, parsed strictly |
 //! | `runtime` | the devices and the gate they share, for the life of the process |
 //! | `interpreter` | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
-//! | `torch_abi` | the Rust side of the C ABI to the shim |
+//! | `torch_abi` | the Rust side of the C ABI to the shim: storages, statistics, statuses |
 //! | `message` | the out-of-memory text |
 //! | `bindings` | the functions and classes Python sees |
 //!
@@ -34,8 +34,8 @@ mod _C {
 
     #[pymodule_export]
     use crate::bindings::device::{
-        configuration, current_device, device_count, device_properties, initialize, is_in_bad_fork,
-        set_device, shutdown,
+        configuration, current_device, device_count, device_properties, ensure_ready, initialize,
+        is_in_bad_fork, set_device, shutdown,
     };
     #[pymodule_export]
     use crate::bindings::memory::{
@@ -56,8 +56,8 @@ mod _C {
     mod testing {
         #[pymodule_export]
         use crate::bindings::testing::{
-            allocate_attached, allocate_native, allocate_with_pending_exception, hold_mutex,
-            join_native_attached, validate, want_lock_of_allocating_thread,
+            allocate_attached, allocate_native, allocate_with_pending_exception, join_native_attached,
+            validate, want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

@@ -16,22 +16,24 @@ pub(crate) fn out_of_memory(error: &OutOfMemory, device: usize) -> String {
         human(error.largest_free_bytes)
     );
     if !error.possible {
-        let _ = write!(
-            text,
-            " The request is above {}, the largest region of the device{}; no collection could help.",
-            human(error.largest_region_bytes),
-            if error.requested_bytes <= error.largest_region_bytes {
-                " or the memory fraction set for it"
-            } else {
-                ""
-            },
-        );
+        text.push_str(&above(error));
         return text;
     }
     text.push(' ');
     text.push_str(&tried(&error.reclaim));
     hints(&mut text, error);
     text
+}
+
+/// What keeps a request from ever being served.
+fn above(error: &OutOfMemory) -> String {
+    let (limit, what) = match error.limit_bytes {
+        Some(limit) if error.requested_bytes <= error.largest_region_bytes => {
+            (limit, "the memory fraction set for the device")
+        }
+        _ => (error.largest_region_bytes, "the largest region of the device"),
+    };
+    format!(" The request is above {}, {what}; no collection could help.", human(limit))
 }
 
 fn tried(reclaim: &ReclaimReport) -> String {
@@ -65,6 +67,9 @@ fn hints(text: &mut String, error: &OutOfMemory) {
     let reclaim = &error.reclaim;
     if error.free_bytes >= error.requested_bytes {
         text.push_str(" The memory is fragmented: enough is free, but no block fits.");
+    }
+    if let Some(limit) = error.limit_bytes {
+        let _ = write!(text, " The memory fraction set for the device allows {}.", human(limit));
     }
     if reclaim.timed_out {
         text.push_str(" A collection timed out; see gc_timeout_ms in TORCH_SPYRE_ALLOC_CONF.");

@@ -1,8 +1,11 @@
 //! The process's devices and their gate. Made once, at initialisation, and never destroyed: tensors may be freed
 //! at any time, also while the process exits.
+//!
+//! Lock: `FAILURE`, a leaf, held to copy a text.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use flex::fork::is_forked;
 use flex::gate::Gate;
 use flex::{
     AllocationDirective, AllocatorOptions, BlockHandle, Chunk, DomainId, FlexAllocator, FlexError,
@@ -13,6 +16,9 @@ use flex_sim::{RegionIdScheme, SimulatedDevice, SimulatedOptions};
 use crate::configuration::{Configuration, DeviceKind};
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// Why initialisation failed, for those who use the device all the same.
+static FAILURE: Mutex<Option<String>> = Mutex::new(None);
 
 /// The devices and the gate they share.
 pub(crate) struct Runtime {
@@ -34,6 +40,52 @@ pub(crate) struct DeviceMemory {
 #[inline]
 pub(crate) fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get()
+}
+
+/// What use in a forked child raises, as CUDA says it.
+pub(crate) const FORKED: &str = "Cannot re-initialize spyre in forked subprocess. To use spyre with multiprocessing, \
+                                 you must use the 'spawn' start method";
+
+/// The runtime, if the devices can be used.
+///
+/// # Errors
+/// Why they cannot: a forked child, or what went wrong at initialisation.
+pub(crate) fn ready() -> Result<&'static Runtime, String> {
+    if is_forked() {
+        return Err(FORKED.into());
+    }
+    runtime().ok_or_else(|| {
+        let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+        failure
+            .clone()
+            .unwrap_or_else(|| "spyre is not initialized; expected torch_spyre to be imported".into())
+    })
+}
+
+/// Keeps why initialisation failed.
+pub(crate) fn set_failure(text: String) {
+    *FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+}
+
+/// A device by index.
+///
+/// # Errors
+/// As [`ready`], and the shim's words, which are CUDA's, for an index without a device.
+pub(crate) fn device(index: i32) -> Result<&'static DeviceMemory, String> {
+    let runtime = ready()?;
+    runtime.device(index).ok_or_else(|| {
+        let count = runtime.devices().len();
+        format!(
+            "spyre error: invalid device ordinal: got device index {index}, but the number of spyre devices is {count}"
+        )
+    })
+}
+
+/// The device whose memory holds an address, or -1.
+pub(crate) fn device_of(address: usize) -> i32 {
+    let devices = ready().map_or(&[][..], Runtime::devices);
+    let holder = devices.iter().find(|device| device.allocator.holds_host_address(address));
+    holder.map_or(-1, |device| device.index as i32)
 }
 
 impl Runtime {

@@ -2,7 +2,8 @@
 //!
 //! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
 //! split and coalesce, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
-//! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and [`validate`] what observers see.
+//! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and
+//! [`validate`] what observers see.
 //!
 //! Purely single-threaded: the allocator mutex protects all of it. The arena never calls the device; a region it
 //! lacks is marked and left to the caller to acquire outside the mutex.
@@ -70,18 +71,18 @@ impl Wanted<'_> {
 
 impl Arena {
     /// An arena with no region acquired.
-    pub(crate) fn new(topology: &Topology, order: RegionOrder) -> Result<Arena, FlexError> {
-        Ok(Arena {
+    pub(crate) fn new(topology: &Topology, order: RegionOrder) -> Arena {
+        Arena {
             blocks: Blocks::new(),
             regions: topology.regions().iter().map(Region::new).collect(),
             domain_count: topology.domain_count(),
             order,
             counters: Counters::default(),
             limit_bytes: None,
-        })
+        }
     }
 
-    /// Checks a size and a directive. See [`Request::new`], which needs no mutex.
+    /// Checks a size and a directive; see [`Request::new`].
     pub(crate) fn check(&self, bytes: u64, directive: &AllocationDirective) -> Result<Request, FlexError> {
         Request::new(bytes, directive, self.domain_count)
     }
@@ -89,14 +90,6 @@ impl Arena {
     /// Places all chunks of a request or none.
     pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
         let mut chunks = Chunks::with_capacity(request.chunk_count());
-        self.place_into(request, &mut chunks)?;
-        Ok(chunks)
-    }
-
-    /// Places all chunks of a request or none, in a list the caller has made room in, so that nothing is
-    /// allocated on the heap. The list must be empty, and is so again after an error.
-    pub(crate) fn place_into(&mut self, request: &Request, chunks: &mut Chunks) -> Result<(), Unplaced> {
-        debug_assert!(chunks.is_empty());
         let Some(size_units) = request.chunk_units() else { return Err(Unplaced::Impossible) };
         if self.limit_left_bytes(request.memory_type) < request.total_bytes() {
             let possible = self.is_possible(request);
@@ -112,7 +105,7 @@ impl Arena {
             }
         }
         self.counters.placed(request);
-        Ok(())
+        Ok(chunks)
     }
 
     /// Frees a block.
@@ -183,9 +176,8 @@ impl Arena {
     /// Whether an empty device could serve the request within the limit.
     pub(crate) fn is_possible(&self, request: &Request) -> bool {
         let Some(size_units) = request.chunk_units() else { return false };
-        if request.memory_type == MemoryType::Tensor
-            && self.limit_bytes.is_some_and(|limit_bytes| request.total_bytes() > limit_bytes)
-        {
+        let limit_bytes = self.limit_bytes(request.memory_type);
+        if limit_bytes.is_some_and(|limit_bytes| request.total_bytes() > limit_bytes) {
             return false;
         }
         let chunk_count = request.chunk_count();
@@ -214,9 +206,17 @@ impl Arena {
         self.limit_bytes = limit_bytes;
     }
 
+    /// The cap on allocated bytes of a memory type. Programs have none.
+    pub(crate) fn limit_bytes(&self, memory_type: MemoryType) -> Option<u64> {
+        match memory_type {
+            MemoryType::Tensor => self.limit_bytes,
+            MemoryType::Program => None,
+        }
+    }
+
     fn limit_left_bytes(&self, memory_type: MemoryType) -> u64 {
-        match (memory_type, self.limit_bytes) {
-            (MemoryType::Tensor, Some(limit_bytes)) => {
+        match self.limit_bytes(memory_type) {
+            Some(limit_bytes) => {
                 align_down(limit_bytes.saturating_sub(self.counters.allocated_bytes(memory_type)))
             }
             _ => u64::MAX,
@@ -286,8 +286,8 @@ impl Arena {
     }
 
     /// Undoes the chunks of a request that cannot be completed. Statistics have not seen them.
-    fn roll_back(&mut self, chunks: &mut Chunks) {
-        for placed in chunks.drain(..).rev() {
+    fn roll_back(&mut self, chunks: Chunks) {
+        for placed in chunks.into_iter().rev() {
             let index = placed.handle.index;
             let region = &mut self.regions[usize::from(self.blocks.node(index).slot)];
             let before = region.inactive_split();

@@ -1,6 +1,6 @@
 //! A checked request, and what may come of it.
 //!
-//! Pure values, made outside the allocator mutex.
+//! Pure values; no lock.
 
 use smallvec::SmallVec;
 

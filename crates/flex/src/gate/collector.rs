@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use tracing::debug;
+
 use super::flight::{LandOnDrop, Outcome};
 use super::{Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
@@ -153,25 +155,32 @@ impl Gate {
             let left = petition.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_closing() {
                 let reason = if self.is_closing() { SkipReason::Finalizing } else { SkipReason::Timeout };
-                self.give_up(&mut state, &job, reason);
+                let abandoned = self.give_up(&mut state, &job, reason);
+                drop(state);
+                if abandoned {
+                    debug!(?task, "collection goes on past the deadline of its request");
+                }
                 return Err(reason);
             }
             state = self.wait(state, left);
         }
     }
 
-    fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) {
+    /// Ends the waiting for a job. True if its collection is abandoned: it goes on past the deadline.
+    fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) -> bool {
         state.jobs.retain(|queued| !Arc::ptr_eq(queued, job));
         let running = job.phase() == RUNNING;
         job.set_phase(if running { ABANDONED } else { CANCELLED });
-        let Task::Collect { generation, epoch } = job.task else { return };
+        let Task::Collect { generation, epoch } = job.task else { return false };
         if !running || state.is_behind_foreign(epoch) {
             state.land(epoch, generation, Err(reason));
             self.changed.notify_all();
         } else if reason == SkipReason::Timeout {
             PressureCounters::add(&job.petition.counters.collectors_abandoned, 1);
             state.mark_overdue(epoch);
+            return true;
         }
+        false
     }
 
     /// Queues a job for a collector thread that is idle or will be unless it gets stuck, or starts a new one.

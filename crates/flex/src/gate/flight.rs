@@ -157,6 +157,7 @@ impl Gate {
         on_collector: bool,
     ) -> Outcome {
         let mut poll = Duration::from_micros(500);
+        let mut in_collection = petition.entry.in_collection;
         loop {
             if petition.respect_disable && !self.reclaimer.collector_enabled(proof) {
                 return Err(SkipReason::Disabled);
@@ -172,7 +173,8 @@ impl Gate {
             }
             let unseen =
                 !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
-            if petition.entry.in_collection || unseen {
+            in_collection &= !collected.unobserved;
+            if in_collection || unseen {
                 return Err(SkipReason::Reentrant);
             }
             self.wait_behind_foreign(proof, petition, epoch, stopped, poll)?;

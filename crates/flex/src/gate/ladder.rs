@@ -106,8 +106,7 @@ impl<'a> Climb<'a> {
             let petition = Petition { deadline: Instant::now() + HINTS_TIMEOUT, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
-        request.report.reclaimed_bytes =
-            self.petition.counters.reclaimed().saturating_sub(self.reclaimed_at_start);
+        request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
         Ok(())
     }
 
@@ -194,7 +193,7 @@ impl<'a> Climb<'a> {
     ) -> Result<Step, Forked> {
         let freed_before = self.petition.counters.collection_freed();
         let turn = guard.unlocked(|proof| self.gate.collect(proof, &self.petition, generation))?;
-        let freed_bytes = self.petition.counters.collection_freed().saturating_sub(freed_before);
+        let freed_bytes = self.petition.counters.collection_freed() - freed_before;
         let (collected, own) = match turn {
             Turn::Own(Ok(collected)) => (collected, true),
             Turn::Shared(Some(landing)) => match landing.outcome {
@@ -212,6 +211,8 @@ impl<'a> Climb<'a> {
             }
             Turn::Shared(None) => return Ok(self.unshared(request)),
         };
+        // It began after this request had failed, so this thread is in the middle of none: a mark would be stale.
+        collecting::mark_foreign(false);
         count(request, if own { generation } else { Generation::Full }, own, collected.elapsed);
         Ok(Step::Counted { objects: collected.objects, freed_bytes })
     }

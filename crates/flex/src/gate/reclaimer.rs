@@ -43,6 +43,8 @@ pub enum Generation {
 pub struct Collected {
     /// It really ran on this thread during the call. Otherwise another thread is collecting.
     pub ran: bool,
+    /// Until this call collections may have begun and ended unseen, so that marks of foreign ones may be stale.
+    pub unobserved: bool,
     /// Unreachable objects found.
     pub objects: u64,
     /// How long it took.

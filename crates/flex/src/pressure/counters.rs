@@ -14,6 +14,10 @@ macro_rules! counters {
         pub struct PressureCounters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) skipped: [AtomicU64; SkipReason::ALL.len()],
+            /// As `reclaimed_bytes`, since the start.
+            reclaimed_ever: AtomicU64,
+            /// As `collection_freed_bytes`, since the start.
+            freed_ever: AtomicU64,
         }
 
         /// Pressure statistics of one device since its start or the last reset. Times in nanoseconds.
@@ -33,7 +37,7 @@ macro_rules! counters {
                 }
             }
 
-            /// Sets every counter to 0.
+            /// Sets every counter to 0. What the ladder measures progress by goes on.
             pub fn reset(&self) {
                 $(self.$name.store(0, Ordering::Relaxed);)*
                 for skipped in &self.skipped {
@@ -90,16 +94,20 @@ impl PressureCounters {
     /// Counts bytes whose free began inside the collection that runs on this thread.
     pub(crate) fn count_freed(&self, bytes: u64) {
         Self::add(&self.collection_freed_bytes, bytes);
+        self.freed_ever.fetch_add(bytes, Ordering::SeqCst);
         if collecting::kind() == Some(CollectionKind::Gate) {
             Self::add(&self.reclaimed_bytes, bytes);
+            self.reclaimed_ever.fetch_add(bytes, Ordering::SeqCst);
         }
     }
 
+    /// Bytes freed by the gate's collections since the start.
     pub(crate) fn reclaimed(&self) -> u64 {
-        self.reclaimed_bytes.load(Ordering::SeqCst)
+        self.reclaimed_ever.load(Ordering::SeqCst)
     }
 
+    /// Bytes freed inside any collection since the start.
     pub(crate) fn collection_freed(&self) -> u64 {
-        self.collection_freed_bytes.load(Ordering::SeqCst)
+        self.freed_ever.load(Ordering::SeqCst)
     }
 }

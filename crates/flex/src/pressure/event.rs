@@ -1,8 +1,10 @@
 //! One pressure event from the failed search to its end. Lock: entered and left with the allocator mutex held.
 
+use tracing::debug;
+
 use super::collecting::InPressure;
 use super::counters::PressureCounters;
-use super::report::SkipReason;
+use super::report::{ReclaimReport, SkipReason};
 use super::request::PressureRequest;
 use super::{MAX_ATTEMPTS, SharedCallback, Verdict};
 use crate::arena::{Chunks, Request};
@@ -10,26 +12,40 @@ use crate::error::{FlexError, OutOfMemory};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 
+/// What an event leaves for the time after the guard: dropping a replaced callback and logging may run foreign code.
+#[derive(Default)]
+pub(crate) struct Aftermath {
+    callback: Option<SharedCallback>,
+    /// `None` without an event, and in a forked child.
+    report: Option<ReclaimReport>,
+}
+
+impl Aftermath {
+    /// Logs the event, if there was one. No allocator mutex is held.
+    pub(crate) fn log(&self, device: &str, requested_bytes: u64, rescued: bool) {
+        if let Some(report) = &self.report {
+            debug!(device, requested_bytes, rescued, ?report, "pressure event ended");
+        }
+    }
+}
+
 /// Runs the event of a request whose search has just failed.
-///
-/// `callback` is the caller's variable, so that a replaced callback is dropped after the guard: dropping one may
-/// run foreign code.
 pub(crate) fn exhausted(
     guard: &mut AllocatorGuard<'_>,
     placement: Request,
     refusal: Option<FlexError>,
-    callback: &mut Option<SharedCallback>,
+    aftermath: &mut Aftermath,
 ) -> Result<Chunks, FlexError> {
     let state = guard.state()?;
     state.arena.count_retry();
-    callback.clone_from(&state.callback);
+    aftermath.callback.clone_from(&state.callback);
     let figures = state.arena.figures(&placement);
     let mut event = Event::begin(guard, PressureRequest::new(placement, refusal, figures));
-    match callback {
+    match &aftermath.callback {
         Some(callback) => event.call(callback)?,
         None => event.request.report.skipped = Some(SkipReason::Uninitialized),
     }
-    event.end()
+    event.end(&mut aftermath.report)
 }
 
 /// Counts an event once, and gives back what its request was granted, however it ends.
@@ -63,10 +79,10 @@ impl<'g, 'a> Event<'g, 'a> {
 
     /// The memory, or the error with the figures of the search that has just failed. Where the device refused a
     /// region, that is the error.
-    fn end(mut self) -> Result<Chunks, FlexError> {
-        if self.guard.search(&mut self.request)?
-            && let Some(chunks) = self.request.granted.take()
-        {
+    fn end(mut self, reported: &mut Option<ReclaimReport>) -> Result<Chunks, FlexError> {
+        let served = self.guard.search(&mut self.request)?;
+        *reported = Some(self.request.report);
+        if served && let Some(chunks) = self.request.granted.take() {
             self.rescued = true;
             return Ok(chunks);
         }
@@ -104,7 +120,7 @@ fn give_back(guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) {
     let waiting = request.ticket.take().and_then(|ticket| state.waiters.unregister(ticket));
     let mut freed = false;
     for placed in waiting.iter().chain(&request.granted).flatten() {
-        let released = state.arena.release(placed.handle);
+        let released = shared.release(state, placed.handle);
         debug_assert!(released.is_ok(), "a granted block is live: {released:?}");
         freed = true;
     }
@@ -129,6 +145,7 @@ pub(crate) fn out_of_memory(
         free_bytes: figures.free_bytes,
         largest_free_bytes: figures.largest_free_bytes,
         largest_region_bytes: figures.largest_region_bytes,
+        limit_bytes: state.arena.limit_bytes(request.placement.memory_type),
         domains: request.placement.domains.clone(),
         memory_type: request.placement.memory_type,
         possible,

@@ -17,7 +17,7 @@ pub(crate) mod waiters;
 use std::sync::Arc;
 
 pub use counters::{PressureCounters, PressureStatistics};
-pub(crate) use event::{exhausted, out_of_memory};
+pub(crate) use event::{Aftermath, exhausted, out_of_memory};
 pub use report::{Hints, ReclaimReport, SkipReason};
 pub use request::{PressureCause, PressureRequest};
 

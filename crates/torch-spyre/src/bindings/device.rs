@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
 use crate::configuration::{Configuration, DeviceKind, collect_policy_name};
-use crate::runtime::{Runtime, region_order_name, runtime};
+use crate::runtime::{self, Runtime, region_order_name, runtime};
 use crate::{interpreter, torch_abi};
 
 /// Reads the configuration, makes the devices and registers with torch. Idempotent.
@@ -17,7 +17,7 @@ use crate::{interpreter, torch_abi};
 pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
     let made = if runtime().is_none() { make_runtime(py) } else { Ok(()) };
     if let Err(error) = &made {
-        torch_abi::set_failure(error.value(py).to_string());
+        runtime::set_failure(error.value(py).to_string());
     }
     // Also after a failure: torch then asks the device, which says what is wrong.
     torch_abi::register();
@@ -27,8 +27,11 @@ pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
 fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let configuration = Configuration::from_environment().map_err(value_error)?;
     let gate = interpreter::new_gate(py, configuration.policy)?;
-    Runtime::publish(configuration, gate).map_err(|error| value_error(error.to_string()))?;
-    flex_c::provide_devices(|index| torch_abi::device(index).map(|device| device.allocator.clone()));
+    let total = configuration.device_memory_bytes;
+    Runtime::publish(configuration, gate).map_err(|error| {
+        value_error(format!("TORCH_SPYRE_ALLOC_CONF: device_memory of {total} bytes: {error}"))
+    })?;
+    flex_c::provide_devices(|index| runtime::device(index).map(|device| device.allocator.clone()));
     watch_forks()
 }
 
@@ -47,7 +50,7 @@ fn watch_forks() -> PyResult<()> {
 /// The configuration in effect, by the names of the environment.
 #[pyfunction]
 pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let runtime = torch_abi::ready().map_err(PyRuntimeError::new_err)?;
+    let runtime = runtime::ready().map_err(PyRuntimeError::new_err)?;
     let configuration = &runtime.configuration;
     let dict = PyDict::new(py);
     dict.set_item("device_memory", configuration.device_memory_bytes)?;
@@ -73,6 +76,12 @@ fn kind_name(kind: DeviceKind) -> &'static str {
     }
 }
 
+/// Raises RuntimeError with the reason unless the devices can be used.
+#[pyfunction]
+pub(crate) fn ensure_ready() -> PyResult<()> {
+    runtime::ready().map(drop).map_err(PyRuntimeError::new_err)
+}
+
 /// Whether this process is a forked child, in which the devices cannot be used.
 #[pyfunction]
 pub(crate) fn is_in_bad_fork() -> bool {
@@ -90,7 +99,7 @@ pub(crate) fn device_count() -> usize {
 pub(crate) fn device_properties(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let device = device(index)?;
     let total_memory = device.allocator.statistics().map_err(runtime_error)?.capacity_bytes;
-    let kind = torch_abi::ready().map_err(PyRuntimeError::new_err)?.configuration.kind;
+    let kind = runtime::ready().map_err(PyRuntimeError::new_err)?.configuration.kind;
     let tensor_regions =
         device.topology.regions().iter().filter(|region| region.memory_type == MemoryType::Tensor);
     let dict = PyDict::new(py);

@@ -5,8 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::{device, runtime_error, value_error};
-use crate::runtime::{Runtime, runtime};
-use crate::torch_abi;
+use crate::runtime::{self, Runtime, runtime};
 
 /// The statistics of a device, flat, under the keys of `torch.cuda.memory_stats`.
 #[pyfunction]
@@ -140,5 +139,5 @@ pub(crate) fn set_memory_fraction(fraction: f64, index: i32) -> PyResult<()> {
 /// The device whose memory holds an address, or -1.
 #[pyfunction]
 pub(crate) fn device_of(address: usize) -> i32 {
-    torch_abi::device_of(address)
+    runtime::device_of(address)
 }

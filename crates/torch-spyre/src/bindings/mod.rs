@@ -10,18 +10,17 @@ use flex::FlexError;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::runtime::DeviceMemory;
-use crate::torch_abi;
+use crate::runtime::{self, DeviceMemory};
 
 /// A device by index; RuntimeError for a bad one, in a forked child, and before initialisation.
 fn device(index: i32) -> PyResult<&'static DeviceMemory> {
-    torch_abi::device(index).map_err(PyRuntimeError::new_err)
+    runtime::device(index).map_err(PyRuntimeError::new_err)
 }
 
 /// What `torch.spyre` functions raise.
 fn runtime_error(error: FlexError) -> PyErr {
     match error {
-        FlexError::Forked => PyRuntimeError::new_err(torch_abi::FORKED),
+        FlexError::Forked => PyRuntimeError::new_err(runtime::FORKED),
         other => PyRuntimeError::new_err(format!("spyre: {other}")),
     }
 }

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use super::{device, value_error};
 use crate::configuration::{MAX_TIMEOUT_MS, collect_policy, collect_policy_name};
-use crate::torch_abi;
+use crate::runtime;
 
 /// The pressure statistics of a device. Every key exists from the start.
 #[pyfunction]
@@ -58,7 +58,7 @@ pub(crate) fn set_pressure_policy(
     escalate: Option<bool>,
     timeout_ms: Option<u64>,
 ) -> PyResult<()> {
-    let gate = &torch_abi::ready().map_err(PyRuntimeError::new_err)?.gate;
+    let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
     let mut settings = gate.policy();
     if let Some(name) = gc {
         let expected = "expected \"always\", \"respect_disable\" or \"off\"";
@@ -82,7 +82,7 @@ pub(crate) fn set_pressure_policy(
 /// The policy in effect.
 #[pyfunction]
 pub(crate) fn get_pressure_policy(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let settings = torch_abi::ready().map_err(PyRuntimeError::new_err)?.gate.policy();
+    let settings = runtime::ready().map_err(PyRuntimeError::new_err)?.gate.policy();
     let dict = PyDict::new(py);
     dict.set_item("gc", collect_policy_name(settings.collect))?;
     dict.set_item("escalate", settings.escalate)?;

@@ -1,9 +1,9 @@
-//! What tests need and programs do not: allocations from native threads and with the interpreter held, and a look
-//! at the gate. Python: `torch_spyre._C.testing`.
+//! What tests need and programs do not: allocations from native threads and with the interpreter held, and frees
+//! that find the mutex taken. Python: `torch_spyre._C.testing`.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use flex::FlexError;
 use pyo3::exceptions::PyRuntimeError;
@@ -109,18 +109,30 @@ pub(crate) fn validate(index: i32) -> PyResult<()> {
     device(index)?.allocator.validate().map_err(runtime_error)
 }
 
-/// Holds the allocator mutex of a device for some milliseconds on a native thread, and returns when it is held:
-/// frees then go through the pending list.
+/// Calls `function` while a native thread holds the allocator mutex of a device: what it frees meanwhile goes through
+/// the pending list, and what waits for the mutex hangs. Returns what it returns.
 #[pyfunction]
-pub(crate) fn hold_mutex(py: Python<'_>, index: i32, milliseconds: u64) -> PyResult<()> {
+pub(crate) fn while_mutex_is_held<'py>(
+    py: Python<'py>,
+    index: i32,
+    function: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
     let device = device(index)?;
     let (held, is_held) = mpsc::channel();
-    thread::Builder::new().spawn(move || {
+    let (release, released) = mpsc::channel::<()>();
+    let holder = thread::Builder::new().spawn(move || {
         device.allocator.while_locked(|| {
             let _ = held.send(());
-            thread::sleep(Duration::from_millis(milliseconds));
+            let _ = released.recv();
         })
     })?;
     py.detach(move || is_held.recv())
-        .map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))
+        .map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))?;
+    let result = function.call0();
+    drop(release);
+    let ended = py.detach(|| holder.join());
+    ended
+        .map_err(|_| PyRuntimeError::new_err("the thread panicked"))?
+        .map_err(|_| PyRuntimeError::new_err("the process was forked"))?;
+    result
 }

@@ -32,9 +32,13 @@ unsafe extern "C-unwind" {
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
+    fn PyErr_ExceptionMatches(kind: Object) -> c_int;
+    fn PyErr_SetInterrupt();
     fn PyErr_Occurred() -> Object;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
+    fn PyGC_Disable() -> c_int;
+    fn PyGC_Enable() -> c_int;
     fn PyList_Size(list: Object) -> isize;
     fn PyList_GetItem(list: Object, index: isize) -> Object;
     fn PyList_Append(list: Object, item: Object) -> c_int;
@@ -213,8 +217,17 @@ pub(super) fn for_each_state(mut visit: impl FnMut(ThreadState, &dyn Fn() -> boo
     let mut state = unsafe { (walk.head)(symbols().interpreter) };
     while !state.is_null() {
         let runs_frame = || {
-            // SAFETY: as above; the frame comes as a new reference.
-            let frame = unsafe { (walk.frame)(state) };
+            // Before 3.12 making the frame object may collect, and a collection lets the thread that owns the frame
+            // run on and leave it: CPython would then write into memory that is no longer a frame.
+            // SAFETY: as above; the frame comes as a new reference. No Python code runs while the collector is off.
+            let frame = unsafe {
+                let was_enabled = PyGC_Disable() != 0;
+                let frame = (walk.frame)(state);
+                if was_enabled {
+                    PyGC_Enable();
+                }
+                frame
+            };
             if frame.is_null() {
                 return false;
             }
@@ -264,8 +277,8 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
         return None;
     }
     if result.is_null() {
-        // SAFETY: attached with the exception of the call pending.
-        parked(|| unsafe { PyErr_WriteUnraisable(callable) });
+        // SAFETY: attached, with the exception of the call pending.
+        parked(|| unsafe { report_or_rearm(callable) });
         return None;
     }
     // SAFETY: attached; `result` is a new reference, released once.
@@ -280,22 +293,39 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
     None
 }
 
+/// Reports the pending exception as unraisable; a KeyboardInterrupt is raised again as soon as Python code runs.
+///
+/// # Safety
+/// The calling thread is attached, an exception is pending, and `context` is a live object.
+unsafe fn report_or_rearm(context: Object) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
+            PyErr_Clear();
+            PyErr_SetInterrupt();
+        } else {
+            PyErr_WriteUnraisable(context);
+        }
+    }
+}
+
 /// Whether the automatic collector is enabled. The calling thread is attached.
 pub(super) fn collector_enabled() -> bool {
     // SAFETY: attached.
     unsafe { PyGC_IsEnabled() != 0 }
 }
 
-/// Adds `item` to the list unless it is there, at its start or its end. The calling thread is attached.
+/// Adds `item` to the list unless it is there, at its start or its end; whether it was missing. The calling thread is
+/// attached.
 ///
 /// # Safety
 /// `list` is a live list and `item` a live object.
-pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) {
+pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) -> bool {
     // SAFETY: attached; items are compared by identity only, so a borrowed reference that goes stale does no harm.
     unsafe {
         let present = (0..PyList_Size(list)).any(|index| PyList_GetItem(list, index) == item);
         if present {
-            return;
+            return false;
         }
         let failed = if at_start { PyList_Insert(list, 0, item) } else { PyList_Append(list, item) } != 0;
         if failed || !PyErr_Occurred().is_null() {
@@ -304,4 +334,5 @@ pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) 
             PyErr_Clear();
         }
     }
+    true
 }

@@ -1,4 +1,7 @@
 //! CPython as the gate's [`Reclaimer`].
+//!
+//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections. No lock: every
+//! call that attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
 
 mod ffi;
 mod observer;
@@ -49,6 +52,10 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
     observer::notify(&gate);
     Ok(gate)
 }
+
+/// The bits that `hints.py` answers with.
+const FROZEN_OBJECTS: i64 = 1;
+const LIVE_TRACEBACK: i64 = 2;
 
 const HINTS_SOURCE: &std::ffi::CStr =
     match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!("hints.py"), "\0").as_bytes()) {
@@ -110,7 +117,7 @@ impl Reclaimer for PythonReclaimer {
 
     fn collect(&self, _proof: &Unlocked<'_>, generation: Generation) -> Collected {
         let pending = PendingException::take();
-        self.observer.ensure_installed();
+        let unobserved = self.observer.ensure_installed();
         let (starts, stops) = observer::seen_here();
         let arguments = match generation {
             Generation::Young => &self.young,
@@ -123,12 +130,13 @@ impl Reclaimer for PythonReclaimer {
         drop(mark);
         let elapsed = began.elapsed();
         if is_forked() {
-            return Collected { ran: false, objects: 0, elapsed };
+            return Collected { ran: false, unobserved, objects: 0, elapsed };
         }
         pending.restore();
         let (starts_now, stops_now) = observer::seen_here();
         let ran = starts_now > starts && stops_now > stops;
-        Collected { ran, objects: objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0), elapsed }
+        let objects = objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
+        Collected { ran, unobserved, objects, elapsed }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -148,7 +156,7 @@ impl Reclaimer for PythonReclaimer {
             pending.restore();
         }
         let bits = bits.unwrap_or(0);
-        Hints { frozen_objects: bits & 1 != 0, live_traceback: bits & 2 != 0 }
+        Hints { frozen_objects: bits & FROZEN_OBJECTS != 0, live_traceback: bits & LIVE_TRACEBACK != 0 }
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {

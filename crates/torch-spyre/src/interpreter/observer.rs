@@ -48,12 +48,13 @@ impl Observer {
         Ok(observer)
     }
 
-    /// Puts entries back that someone removed. The calling thread is attached.
-    pub(super) fn ensure_installed(&self) {
+    /// Puts entries back that someone removed; whether one was missing. The calling thread is attached.
+    pub(super) fn ensure_installed(&self) -> bool {
         // SAFETY: the three objects are kept alive by `self`; the list is the one the collector reads.
         unsafe {
-            ffi::ensure_in_list(self.callbacks.as_ptr(), self.first.as_ptr(), true);
-            ffi::ensure_in_list(self.callbacks.as_ptr(), self.last.as_ptr(), false);
+            let first = ffi::ensure_in_list(self.callbacks.as_ptr(), self.first.as_ptr(), true);
+            let last = ffi::ensure_in_list(self.callbacks.as_ptr(), self.last.as_ptr(), false);
+            first || last
         }
     }
 }

@@ -23,7 +23,7 @@ struct Run {
 impl Run {
     fn new(topology: &Topology, order: RegionOrder) -> Run {
         Run {
-            arena: Arena::new(topology, order).unwrap(),
+            arena: Arena::new(topology, order),
             model: Model::new(topology, order),
             live: Vec::new(),
             freed: Vec::new(),

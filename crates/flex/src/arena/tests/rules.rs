@@ -17,7 +17,7 @@ fn region(domain: u32, memory_type: MemoryType, size_bytes: u64) -> RegionLayout
 }
 
 fn arena(regions: Vec<RegionLayout>, order: RegionOrder) -> Arena {
-    Arena::new(&Topology::custom(regions).unwrap(), order).unwrap()
+    Arena::new(&Topology::custom(regions).unwrap(), order)
 }
 
 /// An arena of tensor regions in domain 0.
@@ -73,7 +73,7 @@ fn the_hardware_case_ends_with_the_right_figures() {
     let topology = Topology::spyre(118_111_600_635, 7, 1).unwrap();
     assert_eq!(topology.regions()[1].size_bytes, 16_873_085_805);
     assert_eq!(topology.regions()[1].usable_bytes(), 16_873_085_696);
-    let mut arena = Arena::new(&topology, RegionOrder::MostFree).unwrap();
+    let mut arena = Arena::new(&topology, RegionOrder::MostFree);
     let request = arena.check(2 * GIB, &AllocationDirective::default()).unwrap();
     for _ in 0..42 {
         place(&mut arena, &request).unwrap();

@@ -63,6 +63,9 @@ impl FlexAllocator {
         match allocated {
             Ok(address) => {
                 if let Some(raised) = raised {
+                    if is_interrupt(py, &raised) {
+                        return Err(raised); // The memory goes back with the address.
+                    }
                     raised.write_unraisable(py, None);
                 }
                 Ok(Allocation::new(address))
@@ -126,11 +129,25 @@ impl FlexAllocator {
         self.allocator.validate().map_err(|error| exception(py, error))
     }
 
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let statistics = self.allocator.statistics().map_err(|error| exception(py, error))?;
+        let (allocated, capacity) = (statistics.allocated_bytes.current, statistics.capacity_bytes);
+        Ok(format!("<FlexAllocator: {allocated} of {capacity} bytes allocated>"))
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.slot.visit(|function| visit.call(function))
     }
 
     fn __clear__(&self) {
+        drop(self.slot.replace(None));
+    }
+}
+
+impl Drop for FlexAllocator {
+    /// Nobody can allocate any more, but allocations keep the core alive, and with it the callback: a function that
+    /// refers to one of them would be a cycle out of the collector's sight.
+    fn drop(&mut self) {
         drop(self.slot.replace(None));
     }
 }

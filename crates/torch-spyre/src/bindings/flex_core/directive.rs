@@ -66,6 +66,11 @@ impl AllocationDirective {
         Ok(AllocationDirective { core })
     }
 
+    fn __repr__(&self) -> String {
+        let memory_type = self.core.memory_type();
+        format!("<AllocationDirective: {:?} {:?}, {memory_type} memory>", self.core.policy(), self.domains())
+    }
+
     /// Bound or interleaved.
     #[getter]
     fn policy(&self) -> PlacementPolicy {
@@ -116,6 +121,11 @@ impl Topology {
     #[pyo3(signature = (total_bytes, max_regions=7, domains=1))]
     fn spyre(py: Python<'_>, total_bytes: u64, max_regions: u32, domains: u32) -> PyResult<Self> {
         Topology::of(py, flex::Topology::spyre(total_bytes, max_regions, domains))
+    }
+
+    fn __repr__(&self) -> String {
+        let (regions, domains) = (self.core.regions().len(), self.core.domain_count());
+        format!("<Topology of {} bytes: {regions} region(s) in {domains} domain(s)>", self.core.total_bytes())
     }
 
     /// Number of memory domains.
