@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch_spyre._C import PressureEvent
 
 
 class Core(Protocol):
@@ -37,6 +41,8 @@ class Core(Protocol):
         self, gc: str | None = None, escalate: bool | None = None, timeout_ms: int | None = None
     ) -> None: ...
     def get_pressure_policy(self) -> dict[str, Any]: ...
+    def register_pressure_hook(self, function: Callable[[PressureEvent], object], priority: int) -> int: ...
+    def remove_pressure_hook(self, number: int) -> bool: ...
 
 
 if TYPE_CHECKING:

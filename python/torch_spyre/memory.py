@@ -15,6 +15,7 @@ import torch
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre._memory_summary import format_summary
+from torch_spyre._pressure_hooks import register_pressure_hook
 
 OutOfMemoryError = torch.OutOfMemoryError
 
@@ -36,6 +37,7 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "pressure_stats",
+    "register_pressure_hook",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "reset_pressure_stats",
@@ -159,7 +161,7 @@ def pressure_stats(device: DeviceLike = None) -> dict[str, int]:
     `collections.young`, `collections.full`: collections that ran; `collections.skipped.REASON`: requests for which none
     did, by reason. `reclaimed_bytes`: bytes that collections freed. `collection_time_ns`, `collection_max_ns`: their
     time in nanoseconds, the sum and the longest. `collectors_abandoned`: collections that outlived their request.
-    `hooks.run`, `hooks.failed`: 0.
+    `hooks.run`, `hooks.failed`: calls of pressure hooks, and those that raised.
     """
     lazy_init()
     return core().pressure_stats(existing_index(device))

@@ -140,7 +140,7 @@ fn read_options(options: FlexOptions) -> Result<(AllocatorOptions, RegionIdSchem
         0 => RegionIdScheme::BaseAddress,
         _ => RegionIdScheme::Index,
     };
-    Ok((AllocatorOptions { region_order, poison: options.flags & FLEX_POISON != 0 }, region_ids))
+    Ok((AllocatorOptions { region_order, poison: options.flags & FLEX_POISON != 0, ordinal: 0 }, region_ids))
 }
 
 /// Adds a reference to a handle: it then takes one more release.

@@ -31,6 +31,8 @@ pub struct AllocatorOptions {
     pub region_order: RegionOrder,
     /// Fill fresh and freed blocks with a pattern, to make use of unset or freed memory visible. Slow.
     pub poison: bool,
+    /// Which device of the process it manages; told to user hooks.
+    pub ordinal: u32,
 }
 
 /// An allocator of one device's memory. A handle: clones share the allocator.
@@ -60,6 +62,7 @@ impl FlexAllocator {
                 frees_in_flight: AtomicUsize::new(0),
                 counters: Arc::new(PressureCounters::default()),
                 poison: options.poison,
+                ordinal: options.ordinal,
             }),
         })
     }

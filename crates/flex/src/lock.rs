@@ -10,7 +10,8 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
-use crate::pressure::{PressureCounters, PressureRequest};
+use crate::gate::HookEvent;
+use crate::pressure::{PressureCause, PressureCounters, PressureRequest};
 use crate::rank;
 use crate::regions::Unserved;
 use crate::shared::{Shared, State};
@@ -114,6 +115,25 @@ impl<'a> AllocatorGuard<'a> {
     /// The pressure counters of this allocator.
     pub fn counters(&self) -> &'a Arc<PressureCounters> {
         &self.shared.counters
+    }
+
+    /// What a user hook is told about the request now.
+    pub(crate) fn hook_event(
+        &mut self,
+        request: &PressureRequest,
+        attempt: u32,
+    ) -> Result<HookEvent, Forked> {
+        let device = self.shared.ordinal;
+        let figures = self.state()?.arena.figures(&request.placement);
+        let requested_bytes = request.placement.requested_bytes;
+        Ok(HookEvent {
+            device,
+            requested_bytes,
+            free_bytes: figures.free_bytes,
+            largest_free_bytes: figures.largest_free_bytes,
+            attempt,
+            cause: PressureCause::of(requested_bytes, &figures),
+        })
     }
 
     /// Whether frees of other threads have begun and not finished.

@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<PressureCounters>,
     /// Fill fresh and freed blocks with a pattern.
     pub(crate) poison: bool,
+    /// Which device of the process it is.
+    pub(crate) ordinal: u32,
 }
 
 /// What the mutex protects.

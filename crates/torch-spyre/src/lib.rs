@@ -44,8 +44,11 @@ mod _C {
     };
     #[pymodule_export]
     use crate::bindings::pressure::{
-        get_pressure_policy, pressure_stats, reset_pressure_stats, set_pressure_policy,
+        get_pressure_policy, pressure_stats, register_pressure_hook, remove_pressure_hook,
+        reset_pressure_stats, set_pressure_policy,
     };
+    #[pymodule_export]
+    use crate::interpreter::hook::PressureEvent;
 
     /// The torch minor this binary is bound to.
     #[pymodule_export]

@@ -125,8 +125,11 @@ impl DeviceMemory {
                 Topology::spyre(total, configuration.max_regions, configuration.domain_count)?
             }
         };
-        let options =
-            AllocatorOptions { region_order: configuration.region_order, poison: configuration.poison };
+        let options = AllocatorOptions {
+            region_order: configuration.region_order,
+            poison: configuration.poison,
+            ordinal: index as u32,
+        };
         let region_ids = match configuration.kind {
             DeviceKind::Vf => RegionIdScheme::Index,
             DeviceKind::Sim | DeviceKind::Pf => RegionIdScheme::BaseAddress,

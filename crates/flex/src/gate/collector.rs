@@ -7,6 +7,7 @@
 //! Lock: `Gate::state`; a job's phase and answer change only under it.
 
 use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,16 +17,19 @@ use std::time::Instant;
 use tracing::debug;
 
 use super::flight::{LandOnDrop, Outcome};
+use super::hooks::{self, HookEvent, PressureHook};
 use super::{Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
 
 /// What a collector thread is asked to do.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub(super) enum Task {
     /// Collect, for the flight with this epoch.
     Collect { generation: Generation, epoch: u64 },
+    /// Call a user hook.
+    Hook { hook: Arc<dyn PressureHook>, event: HookEvent },
     /// Ask the interpreter why memory may still be held.
     Hints,
 }
@@ -38,9 +42,20 @@ enum Answer {
     /// Nobody could hold the interpreter against the requester: it collects by itself, so that in a program with
     /// one thread finalizers stay on that thread.
     Alone,
+    Hooked,
     Hints(Hints),
     /// The reclaimer could not be used; the flight, if any, has landed.
     Failed(SkipReason),
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Collect { generation, .. } => write!(formatter, "{generation:?} collection"),
+            Task::Hook { .. } => formatter.write_str("hook"),
+            Task::Hints => formatter.write_str("hints"),
+        }
+    }
 }
 
 const QUEUED: u8 = 0;
@@ -117,7 +132,7 @@ impl Gate {
                 });
                 landing.outcome
             }
-            Ok(Answer::Hints(_)) => unreachable!("a collection is not answered with hints"),
+            Ok(Answer::Hints(_) | Answer::Hooked) => unreachable!("that answers no collection"),
             Ok(Answer::Failed(reason)) | Err(reason) => Err(reason),
         }
     }
@@ -136,11 +151,20 @@ impl Gate {
         }
     }
 
+    /// Has a collector thread call a hook. True if the requester may call it by itself instead.
+    pub(super) fn ask_collector_for_hook(&self, task: Task, petition: &Petition) -> Result<bool, SkipReason> {
+        match self.ask_collector(task, petition)? {
+            Answer::Alone => Ok(true),
+            Answer::Failed(reason) => Err(reason),
+            Answer::Hooked | Answer::Collected(_) | Answer::Hints(_) => Ok(false),
+        }
+    }
+
     /// Queues a job and waits for its answer. A collection whose answer does not come in time is cancelled if it
     /// has not begun, or waits for a foreign one, and lands; else it is abandoned, and lands when it ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, SkipReason> {
         let job = Arc::new(Job {
-            task,
+            task: task.clone(),
             petition: petition.clone(),
             phase: AtomicU8::new(QUEUED),
             answered: AtomicBool::new(false),
@@ -158,7 +182,7 @@ impl Gate {
                 let abandoned = self.give_up(&mut state, &job, reason);
                 drop(state);
                 if abandoned {
-                    debug!(?task, "collection goes on past the deadline of its request");
+                    debug!(%task, "goes on past the deadline of its request");
                 }
                 return Err(reason);
             }
@@ -166,11 +190,17 @@ impl Gate {
         }
     }
 
-    /// Ends the waiting for a job. True if its collection is abandoned: it goes on past the deadline.
+    /// Ends the waiting for a job. True if it is abandoned: it goes on past the deadline.
     fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) -> bool {
         state.jobs.retain(|queued| !Arc::ptr_eq(queued, job));
         let running = job.phase() == RUNNING;
         job.set_phase(if running { ABANDONED } else { CANCELLED });
+        if let Task::Hook { .. } = job.task {
+            if running {
+                state.hooks.mark_overdue();
+            }
+            return running;
+        }
         let Task::Collect { generation, epoch } = job.task else { return false };
         if !running || state.is_behind_foreign(epoch) {
             state.land(epoch, generation, Err(reason));
@@ -260,8 +290,10 @@ impl Gate {
             state.resting_collectors.push(me);
         }
         if job.answer(Answer::Failed(reason)) {
-            if let Task::Collect { generation, epoch } = job.task {
-                state.land(epoch, generation, Err(reason));
+            match job.task {
+                Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason)),
+                Task::Hook { .. } if job.phase() == ABANDONED => state.hooks.end_run(),
+                Task::Hook { .. } | Task::Hints => {}
             }
             self.changed.notify_all();
         }
@@ -286,6 +318,9 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
+        if let (Task::Hook { .. }, ABANDONED) = (&job.task, job.phase()) {
+            state.hooks.end_run();
+        }
         if let Task::Collect { generation, epoch } = job.task {
             match answer {
                 // Landed in one step with the thread being available: who waited for it may fly next.
@@ -303,16 +338,23 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Whether nobody could hold the interpreter against the requester.
+    fn is_alone(&self, proof: &Unlocked<'_>, me: ThreadToken, petition: &Petition) -> bool {
+        let ignore = |thread| thread == me || self.is_resting(thread);
+        self.reclaimer.is_alone(proof, petition.entry.thread, &ignore)
+    }
+
     fn answer(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Job) -> Answer {
         let petition = &job.petition;
-        match job.task {
+        match &job.task {
             Task::Hints => Answer::Hints(self.reclaimer.hints(proof, petition.entry.thread_ident)),
+            _ if self.is_alone(proof, me, petition) => Answer::Alone,
+            Task::Hook { hook, event } => {
+                hooks::call(proof, petition, &**hook, event);
+                Answer::Hooked
+            }
             Task::Collect { generation, epoch } => {
-                let ignore = |thread| thread == me || self.is_resting(thread);
-                if self.reclaimer.is_alone(proof, petition.entry.thread, &ignore) {
-                    return Answer::Alone;
-                }
-                Answer::Collected(self.run_collection(proof, petition, generation, epoch, true))
+                Answer::Collected(self.run_collection(proof, petition, *generation, *epoch, true))
             }
         }
     }

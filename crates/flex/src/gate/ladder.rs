@@ -1,8 +1,8 @@
 //! The reclaim ladder: what is tried for one exhausted request, rung by rung, with a search after each.
 //!
 //! Rung 0, draining pending frees and refusing requests that no state could serve, is the allocator's. Then:
-//! one collection at a time; young generations; full collections while they free something; waiting for memory
-//! that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
+//! one collection at a time; young generations; full collections while they free something; user hooks and one more
+//! collection; waiting for memory that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
 
 use std::sync::Arc;
 use std::thread;
@@ -45,7 +45,10 @@ impl Ladder {
 impl MemoryPressureCallback for Ladder {
     fn on_pressure(&self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Verdict {
         // In a forked child the allocator answers for itself.
-        let _ = Climb::start(&self.gate, guard).and_then(|mut climb| climb.run(guard, request));
+        let _ = Climb::start(&self.gate, guard).and_then(|mut climb| {
+            climb.run(guard, request)?;
+            guard.unlocked(|_| self.gate.reclaimer.request_ended())
+        });
         Verdict::GiveUp
     }
 }
@@ -94,6 +97,9 @@ impl<'a> Climb<'a> {
                 self.gate.reclaimer.hold_at_exit(&self.petition.entry, self.petition.deadline)
             });
         }
+        if !guard.search(request)? && self.may_run_hooks(request) {
+            self.run_hooks(guard, request)?;
+        }
         if !guard.search(request)? && guard.frees_in_flight() {
             guard.unlocked(|proof| {
                 self.gate.wait_detached(proof, &self.petition, &mut || thread::sleep(FREE_IN_FLIGHT_WAIT));
@@ -107,6 +113,38 @@ impl<'a> Climb<'a> {
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
+        Ok(())
+    }
+
+    /// Hooks run under every policy, but not inside a collection or for another interpreter's thread.
+    fn may_run_hooks(&self, request: &PressureRequest) -> bool {
+        self.petition.entry.unavailable.is_none() && request.report.skipped != Some(SkipReason::Reentrant)
+    }
+
+    /// Calls the hooks until a search succeeds; then collects once more, since what a hook dropped may be cyclic.
+    fn run_hooks(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+    ) -> Result<(), Forked> {
+        let Some(run) = guard.unlocked(|proof| self.gate.enter_hooks(proof, &self.petition))? else {
+            return Ok(());
+        };
+        let (mut last, mut attempt) = (None, 0);
+        while let Some((rank, hook)) = guard.unlocked(|_| self.gate.next_hook(last))? {
+            last = Some(rank);
+            attempt += 1;
+            let event = guard.hook_event(request, attempt)?;
+            let called = guard.unlocked(|proof| self.gate.run_hook(proof, &self.petition, hook, event))?;
+            request.report.timed_out |= called == Err(SkipReason::Timeout);
+            if guard.search(request)? || called.is_err() {
+                break;
+            }
+        }
+        guard.unlocked(|_| drop(run))?;
+        if attempt > 0 && !guard.search(request)? && self.why_not().is_none() && !self.petition.is_late() {
+            self.step(guard, request, Generation::Full)?;
+        }
         Ok(())
     }
 

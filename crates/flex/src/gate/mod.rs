@@ -7,6 +7,7 @@
 
 mod collector;
 mod flight;
+mod hooks;
 mod ladder;
 mod policy;
 mod reclaimer;
@@ -16,11 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+pub use hooks::{HookEvent, HookId, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
 
 use collector::Job;
 use flight::{Flight, Landing};
+use hooks::Hooks;
 use ladder::Ladder;
 use policy::Policy;
 
@@ -51,6 +54,7 @@ struct State {
     /// The newest landings, oldest first.
     landings: VecDeque<Landing>,
     jobs: VecDeque<Arc<Job>>,
+    hooks: Hooks,
     /// Collector threads that have been started and did not get here yet.
     starting_collectors: usize,
     /// Collector threads that wait for a job.

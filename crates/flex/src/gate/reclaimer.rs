@@ -98,6 +98,10 @@ pub trait Reclaimer: Send + Sync + 'static {
     /// A number that grows whenever a collection is seen to stop, on any thread. A hint.
     fn collections_stopped(&self) -> u64;
 
+    /// Called when a request leaves the ladder, on its thread, attached or not: what was put off meanwhile may be
+    /// raised again. By default nothing.
+    fn request_ended(&self) {}
+
     /// Keeps a thread that must not return into a dying interpreter: returns at `deadline`, or never.
     fn hold_at_exit(&self, entry: &Entry, deadline: Instant);
 

@@ -64,7 +64,8 @@ pub(crate) struct InPressure(());
 impl InPressure {
     /// Begins the mark; `None` if this thread is in the ladder already.
     pub(crate) fn begin() -> Option<Self> {
-        (!IN_PRESSURE.replace(true)).then_some(InPressure(()))
+        // Made only when wanted: dropping one ends the mark.
+        (!IN_PRESSURE.replace(true)).then(|| InPressure(()))
     }
 }
 
@@ -94,6 +95,7 @@ mod tests {
         let first = InPressure::begin();
         assert!(first.is_some() && in_pressure());
         assert!(InPressure::begin().is_none());
+        assert!(in_pressure(), "a second beginning does not end the first");
         drop(first);
         assert!(!in_pressure());
     }

@@ -71,6 +71,10 @@ counters! {
     collection_max_ns,
     /// Collections that outlived the deadline of the request they ran for.
     collectors_abandoned,
+    /// Calls of user hooks for requests of this device.
+    hooks_run,
+    /// Those that failed.
+    hooks_failed,
 }
 
 impl PressureCounters {

@@ -15,6 +15,16 @@ pub enum PressureCause {
     Fragmented,
 }
 
+impl PressureCause {
+    pub(crate) fn of(requested_bytes: u64, figures: &Figures) -> Self {
+        if figures.free_bytes >= requested_bytes {
+            PressureCause::Fragmented
+        } else {
+            PressureCause::Exhausted
+        }
+    }
+}
+
 /// A request that the allocator could not serve.
 ///
 /// The allocator owns it and cleans up after it: what was granted and not taken goes back, also on unwind.
@@ -71,11 +81,7 @@ impl PressureRequest {
 
     /// Why nothing was found.
     pub fn cause(&self) -> PressureCause {
-        if self.figures.free_bytes >= self.placement.requested_bytes {
-            PressureCause::Fragmented
-        } else {
-            PressureCause::Exhausted
-        }
+        PressureCause::of(self.placement.requested_bytes, &self.figures)
     }
 
     /// What was tried so far.

@@ -1,7 +1,9 @@
 //! Pressure statistics and policy.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use flex::gate::HookId;
 use flex::pressure::{PressureStatistics, SkipReason};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -9,6 +11,7 @@ use pyo3::types::PyDict;
 
 use super::{device, value_error};
 use crate::configuration::{MAX_TIMEOUT_MS, collect_policy, collect_policy_name};
+use crate::interpreter::hook::{self, PythonHook};
 use crate::runtime;
 
 /// The pressure statistics of a device. Every key exists from the start.
@@ -37,9 +40,8 @@ fn counters(statistics: &PressureStatistics) -> [(&'static str, u64); 12] {
         ("collection_time_ns", statistics.collection_time_ns),
         ("collection_max_ns", statistics.collection_max_ns),
         ("collectors_abandoned", statistics.collectors_abandoned),
-        // This version has no hooks to run.
-        ("hooks.run", 0),
-        ("hooks.failed", 0),
+        ("hooks.run", statistics.hooks_run),
+        ("hooks.failed", statistics.hooks_failed),
     ]
 }
 
@@ -88,4 +90,27 @@ pub(crate) fn get_pressure_policy(py: Python<'_>) -> PyResult<Bound<'_, PyDict>>
     dict.set_item("escalate", settings.escalate)?;
     dict.set_item("timeout_ms", settings.timeout.as_millis())?;
     Ok(dict)
+}
+
+/// Registers a function that is called as `fn(event)` when collecting was not enough; higher priorities first.
+/// Returns its number.
+#[pyfunction]
+pub(crate) fn register_pressure_hook(py: Python<'_>, function: Py<PyAny>, priority: i64) -> PyResult<u64> {
+    hook::release_dropped(py);
+    let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
+    match gate.register_hook(priority, Arc::new(PythonHook::new(function))) {
+        Ok(id) => Ok(id.to_raw()),
+        Err(_) => Err(PyRuntimeError::new_err(runtime::FORKED)),
+    }
+}
+
+/// Removes a hook by its number; false if it was removed before. One that is running is not interrupted.
+#[pyfunction]
+pub(crate) fn remove_pressure_hook(py: Python<'_>, number: u64) -> PyResult<bool> {
+    let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
+    let removed = gate.remove_hook(HookId::from_raw(number));
+    let found = removed.is_some();
+    drop(removed);
+    hook::release_dropped(py);
+    Ok(found)
 }

@@ -10,6 +10,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flex::rank;
 
@@ -244,6 +245,15 @@ pub(super) fn for_each_state(mut visit: impl FnMut(ThreadState, &dyn Fn() -> boo
     true
 }
 
+/// Gives up a reference. The calling thread is attached.
+///
+/// # Safety
+/// `object` is a live object and the reference the caller's.
+pub(super) unsafe fn release(object: Object) {
+    // SAFETY: the caller's contract.
+    parked(|| unsafe { Py_DecRef(object) });
+}
+
 /// A pending exception, taken away while other Python code runs and put back afterwards.
 pub(super) struct PendingException([Object; 3]);
 
@@ -278,7 +288,7 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
     }
     if result.is_null() {
         // SAFETY: attached, with the exception of the call pending.
-        parked(|| unsafe { report_or_rearm(callable) });
+        parked(|| unsafe { report_or_put_off(callable) });
         return None;
     }
     // SAFETY: attached; `result` is a new reference, released once.
@@ -293,16 +303,51 @@ pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Op
     None
 }
 
-/// Reports the pending exception as unraisable; a KeyboardInterrupt is raised again as soon as Python code runs.
+/// Calls a Python callable and drops its result; false if it raised, which is reported as unraisable. The calling
+/// thread is attached and has no pending exception.
+///
+/// # Safety
+/// `callable` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call(callable: Object, arguments: Object) -> bool {
+    // SAFETY: attached, and the objects are live.
+    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
+    if flex::fork::is_forked() {
+        return false;
+    }
+    // SAFETY: attached; a null result comes with an exception, any other is a new reference. Dropping it may run
+    // Python code.
+    parked(|| unsafe {
+        if result.is_null() {
+            report_or_put_off(callable);
+        } else {
+            Py_DecRef(result);
+        }
+    });
+    !result.is_null()
+}
+
+/// A KeyboardInterrupt was raised where it could not propagate; see [`raise_interrupt_again`].
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Raises a KeyboardInterrupt again that was put off, as soon as the main thread runs Python code. Needs no attachment.
+pub(super) fn raise_interrupt_again() {
+    if INTERRUPTED.swap(false, Ordering::Relaxed) {
+        // SAFETY: simulates the arrival of SIGINT, as its handler does; no precondition.
+        unsafe { PyErr_SetInterrupt() };
+    }
+}
+
+/// Reports the pending exception as unraisable. A KeyboardInterrupt is put off instead: the Python code that the
+/// ladder still runs would swallow it.
 ///
 /// # Safety
 /// The calling thread is attached, an exception is pending, and `context` is a live object.
-unsafe fn report_or_rearm(context: Object) {
+unsafe fn report_or_put_off(context: Object) {
     // SAFETY: the caller's contract.
     unsafe {
         if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
             PyErr_Clear();
-            PyErr_SetInterrupt();
+            INTERRUPTED.store(true, Ordering::Relaxed);
         } else {
             PyErr_WriteUnraisable(context);
         }

@@ -4,6 +4,7 @@
 //! call that attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
 
 mod ffi;
+pub(crate) mod hook;
 mod observer;
 
 use std::sync::Arc;
@@ -245,6 +246,10 @@ impl Reclaimer for PythonReclaimer {
             }
             thread::sleep(EXIT_POLL);
         }
+    }
+
+    fn request_ended(&self) {
+        ffi::raise_interrupt_again();
     }
 
     fn end_forked_child(&self) -> ! {

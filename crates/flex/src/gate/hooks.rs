@@ -1,0 +1,201 @@
+//! User hooks: what a program offers to give up before a request fails, such as a cache.
+//!
+//! Rung 5 of the ladder. Hooks run by descending priority, outside of any flight, on an attached thread that holds no
+//! lock of ours, with a search after each. One request at a time runs them; others wait for the run, bounded by
+//! their deadline, and search. So a hook that hands its work to a thread that allocates under pressure does not run
+//! hooks again. What a hook answers means nothing; progress is what the search finds.
+//!
+//! Lock: `Gate::state`. A hook is cloned out of the table to be called, and dropped outside the lock.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::collector::Task;
+use super::{Gate, Petition};
+use crate::lock::Unlocked;
+use crate::pressure::collecting::InPressure;
+use crate::pressure::{PressureCause, PressureCounters, SkipReason};
+
+/// What a hook is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HookEvent {
+    /// Which device of the process is exhausted: [`AllocatorOptions::ordinal`](crate::AllocatorOptions).
+    pub device: u32,
+    /// Bytes asked for.
+    pub requested_bytes: u64,
+    /// Free bytes in the regions the request may use.
+    pub free_bytes: u64,
+    /// The largest free block in them, in bytes.
+    pub largest_free_bytes: u64,
+    /// How many hooks have been called for this request, this one included.
+    pub attempt: u32,
+    /// Why nothing was found.
+    pub cause: PressureCause,
+}
+
+/// A hook of the program.
+pub trait PressureHook: Send + Sync {
+    /// Gives up what it can. The calling thread is attached. False if it failed.
+    fn run(&self, proof: &Unlocked<'_>, event: &HookEvent) -> bool;
+}
+
+/// Names a registered hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HookId(u64);
+
+impl HookId {
+    /// The name as a number.
+    pub fn to_raw(self) -> u64 {
+        self.0
+    }
+
+    /// The name that [`to_raw`](Self::to_raw) gave; any other number names no hook.
+    pub fn from_raw(raw: u64) -> Self {
+        HookId(raw)
+    }
+}
+
+/// A hook's place: by descending priority, then in the order of registration.
+pub(super) type Rank = (Reverse<i64>, HookId);
+
+/// The registered hooks, and who runs them.
+#[derive(Default)]
+pub(super) struct Hooks {
+    /// Sorted by rank.
+    table: Vec<(Rank, Arc<dyn PressureHook>)>,
+    registered: u64,
+    /// A request runs the hooks.
+    running: bool,
+    /// The deadline of the request that runs them passed. Later requests do not wait for it.
+    overdue: bool,
+    /// Runs that have ended.
+    runs: u64,
+}
+
+impl Gate {
+    /// Registers a hook; higher priorities run first, equal ones in the order of registration.
+    ///
+    /// # Errors
+    /// Gives the hook back in a forked child.
+    pub fn register_hook(
+        &self,
+        priority: i64,
+        hook: Arc<dyn PressureHook>,
+    ) -> Result<HookId, Arc<dyn PressureHook>> {
+        let Ok(mut state) = self.lock() else { return Err(hook) };
+        let hooks = &mut state.hooks;
+        let id = HookId(hooks.registered);
+        hooks.registered += 1;
+        let rank = (Reverse(priority), id);
+        let place = hooks.table.partition_point(|(other, _)| *other < rank);
+        hooks.table.insert(place, (rank, hook));
+        Ok(id)
+    }
+
+    /// Removes a hook, at any time, also from inside a hook. The caller drops it.
+    pub fn remove_hook(&self, id: HookId) -> Option<Arc<dyn PressureHook>> {
+        let mut state = self.lock().ok()?;
+        let place = state.hooks.table.iter().position(|((_, other), _)| *other == id)?;
+        Some(state.hooks.table.remove(place).1)
+    }
+
+    /// Calls a hook where the request's thread may: as a collection.
+    ///
+    /// # Errors
+    /// Why it was not called, or did not return in time.
+    pub(super) fn run_hook(
+        &self,
+        proof: &Unlocked<'_>,
+        petition: &Petition,
+        hook: Arc<dyn PressureHook>,
+        event: HookEvent,
+    ) -> Result<(), SkipReason> {
+        if petition.entry.attached {
+            call(proof, petition, &*hook, &event);
+            return Ok(());
+        }
+        let task = Task::Hook { hook: Arc::clone(&hook), event };
+        if self.ask_collector_for_hook(task, petition)? {
+            self.reclaimer
+                .attached(proof, petition.entry.thread, &mut || call(proof, petition, &*hook, &event));
+        }
+        Ok(())
+    }
+
+    /// The first hook after `last`, in the order of calls.
+    pub(super) fn next_hook(&self, last: Option<Rank>) -> Option<(Rank, Arc<dyn PressureHook>)> {
+        let state = self.lock().ok()?;
+        let next = state.hooks.table.iter().find(|(rank, _)| last.is_none_or(|last| *rank > last));
+        next.map(|(rank, hook)| (*rank, Arc::clone(hook)))
+    }
+
+    /// Makes this request the one that runs the hooks. `None` if there are none, or after another request's run, for
+    /// which it waited.
+    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> Option<HookRun<'_>> {
+        {
+            let mut state = self.lock().ok()?;
+            if state.hooks.table.is_empty() || self.is_closing() {
+                return None;
+            }
+            if !state.hooks.running {
+                state.hooks.running = true;
+                return Some(HookRun { gate: self });
+            }
+        }
+        self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
+        None
+    }
+
+    fn wait_for_hooks(&self, petition: &Petition) {
+        let Ok(mut state) = self.lock() else { return };
+        let runs = state.hooks.runs;
+        while state.hooks.running && state.hooks.runs == runs && !state.hooks.overdue && !self.is_closing() {
+            let left = petition.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.wait(state, left);
+        }
+    }
+}
+
+/// The right to run the hooks, until dropped.
+pub(super) struct HookRun<'a> {
+    gate: &'a Gate,
+}
+
+impl Drop for HookRun<'_> {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.gate.lock() else { return };
+        // A hook that goes on past the deadline ends the run when it returns.
+        if !state.hooks.overdue {
+            state.hooks.end_run();
+        }
+        self.gate.changed.notify_all();
+    }
+}
+
+impl Hooks {
+    /// Others may run the hooks.
+    pub(super) fn end_run(&mut self) {
+        self.running = false;
+        self.overdue = false;
+        self.runs += 1;
+    }
+
+    /// The hook that runs goes on past the deadline of its request.
+    pub(super) fn mark_overdue(&mut self) {
+        self.overdue = true;
+    }
+}
+
+/// Calls a hook, attached, and counts it. What it allocates does not run hooks.
+pub(super) fn call(proof: &Unlocked<'_>, petition: &Petition, hook: &dyn PressureHook, event: &HookEvent) {
+    // The requester's own thread is marked already.
+    let _in_pressure = InPressure::begin();
+    PressureCounters::add(&petition.counters.hooks_run, 1);
+    if !hook.run(proof, event) {
+        PressureCounters::add(&petition.counters.hooks_failed, 1);
+    }
+}
