@@ -49,6 +49,29 @@ fn pushes_against_a_bounded_drain_arrive_once() {
     });
 }
 
+/// Three threads: two note something about a block without an order of their own and push it, one drains. Every
+/// interleaving.
+#[test]
+fn what_happened_to_a_block_before_its_free_is_seen_after_it() {
+    check(None, || {
+        let pending = list(2);
+        let notes: Arc<[AtomicU32; 2]> = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let free = |index: u32| {
+            let (pending, notes) = (Arc::clone(&pending), Arc::clone(&notes));
+            thread::spawn(move || {
+                notes[index as usize].store(1, Ordering::Relaxed);
+                assert!(pending.push(handle(index)));
+            })
+        };
+        let frees = [free(0), free(1)];
+        pending.drain(|block| {
+            let note = notes[block.index as usize].load(Ordering::Relaxed);
+            assert_eq!(note, 1, "a push does not publish what came before");
+        });
+        frees.into_iter().for_each(|free| free.join().unwrap());
+    });
+}
+
 /// Three threads: two free the same block, one drains. Every interleaving.
 #[test]
 fn a_double_push_is_refused_until_the_block_is_drained() {
