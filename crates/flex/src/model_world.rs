@@ -61,6 +61,27 @@ pub(crate) fn allocate(allocator: &FlexAllocator) -> Result<CompositeAddress, Fl
     allocator.allocate(BLOCK, &AllocationDirective::default())
 }
 
+/// A count that threads wait for.
+#[derive(Default)]
+pub(crate) struct Count {
+    value: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Count {
+    pub(crate) fn add_one(&self) {
+        *self.value.lock().unwrap() += 1;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait_for(&self, count: u64) {
+        let mut value = self.value.lock().unwrap();
+        while *value < count {
+            value = self.changed.wait(value).unwrap();
+        }
+    }
+}
+
 crate::sync::thread_local! {
     static TOKEN: Cell<usize> = const { Cell::new(0) };
     static ATTACHED: Cell<bool> = const { Cell::new(false) };

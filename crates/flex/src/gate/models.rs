@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::flight::{Outcome, Turn};
 use super::*;
 use crate::lock::Unlocked;
-use crate::model_world::ModelInterpreter;
+use crate::model_world::{Count, ModelInterpreter};
 use crate::pressure::SkipReason;
 use crate::sync::model::{check, let_time_pass};
 use crate::sync::thread;
@@ -189,6 +189,30 @@ fn closing_ends_a_delegated_flight() {
         let close = world.spawn(|world| world.gate.close());
         let (outcome, own) = world.request();
         assert!(own && (outcome.is_ok() || outcome == Err(SkipReason::Finalizing)), "{outcome:?}");
+        close.join().unwrap();
+        world.end();
+    });
+}
+
+/// Three threads, at most four preemptions: the flight is stuck in a finalizer until the sharer has its answer.
+#[test]
+fn closing_ends_the_wait_for_a_flight_that_is_stuck() {
+    check(Some(4), || {
+        let world = World::new(false);
+        let (entered, answered) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        let (tell, wait) = (Arc::clone(&entered), Arc::clone(&answered));
+        let stick = move || {
+            tell.add_one();
+            wait.wait_for(1);
+        };
+        world.interpreter.finalizers.lock().unwrap().push(Box::new(stick));
+        let flight = world.spawn(World::attached_request);
+        entered.wait_for(1);
+        let close = world.spawn(|world| world.gate.close());
+        let (outcome, _) = world.attached_request();
+        assert!(outcome.is_err(), "{outcome:?}");
+        answered.add_one();
+        assert!(flight.join().unwrap().0.is_ok());
         close.join().unwrap();
         world.end();
     });

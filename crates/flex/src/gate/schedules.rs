@@ -166,6 +166,30 @@ fn foreign_collections_and_frees_make_nobody_fail() {
     });
 }
 
+/// The one block is live: everybody fails, after a whole collection that began after the request did.
+#[test]
+fn who_fails_has_seen_a_whole_collection() {
+    check(|| {
+        let world = World::patient(1);
+        let live = allocate(&world.allocator).unwrap();
+        let request = |world: &World| {
+            let before = world.interpreter.step();
+            match world.allocate() {
+                Err(FlexError::OutOfMemory(report)) => assert!(report.reclaim.full_collections >= 1),
+                other => panic!("expected out of memory, got {other:?}"),
+            }
+            let began = world.interpreter.began.load(Ordering::SeqCst);
+            assert!(began > before, "the collection it counted began too early");
+        };
+        let python = move |world: &World| world.interpreter.python_thread(|| request(world));
+        let threads = [world.spawn(request), world.spawn(python), world.spawn(python)];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(world.allocator.pressure_statistics().failed, 3);
+        drop(live);
+        world.end();
+    });
+}
+
 /// Deadlines pass at any time: requests fail for that reason or are served, and nothing hangs or leaks.
 #[test]
 fn deadlines_may_pass_at_any_time() {

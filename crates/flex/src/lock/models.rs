@@ -3,32 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::model_world::{BLOCK, allocate, allocator};
+use crate::model_world::{BLOCK, Count, allocate, allocator};
 use crate::pressure::{PressureRequest, SharedCallback, Verdict};
 use crate::sync::model::check;
-use crate::sync::{Condvar, Mutex, thread};
+use crate::sync::{Mutex, thread};
 use crate::{AllocatorGuard, CompositeAddress, FlexAllocator};
-
-/// A count that threads wait for.
-#[derive(Default)]
-struct Count {
-    value: Mutex<u64>,
-    changed: Condvar,
-}
-
-impl Count {
-    fn add_one(&self) {
-        *self.value.lock().unwrap() += 1;
-        self.changed.notify_all();
-    }
-
-    fn wait_for(&self, count: u64) {
-        let mut value = self.value.lock().unwrap();
-        while *value < count {
-            value = self.changed.wait(value).unwrap();
-        }
-    }
-}
 
 fn callback(
     act: impl Fn(&mut AllocatorGuard<'_>, &mut PressureRequest) -> Verdict + Send + Sync + 'static,
