@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench header lock clean
+.PHONY: help setup demo test check models tsan bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -23,8 +23,14 @@ demo: setup ## Train a small network on a device that is too small, without and 
 test: setup ## Run the Rust and the Python tests
 	@scripts/test.sh
 
-check: setup ## Formatting, lints, types, documentation, and the pressure scenarios with debug checks on
+check: setup ## Formatting, lints, types, documentation, models, pressure scenarios with debug checks
 	@scripts/check.sh
+
+models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
+	@scripts/models.sh
+
+tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly toolchain)
+	@scripts/tsan.sh
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that `make test` does not look at: formatting, lints, types, documentation, and the pressure
-# scenarios on a build of the extension with its debug checks on (a thread that attaches to Python while it
-# holds an allocator mutex panics there).
+# Everything that `make test` does not look at: formatting, lints, types, documentation, the models
+# (docs/verification.md), and the pressure scenarios on a build of the extension with its debug
+# checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -36,6 +36,8 @@ say "Documents: links, and examples in Rust"
 cargo build --package flex
 rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
+
+scripts/models.sh
 
 say "Pressure scenarios with debug checks on"
 scripts/extension.sh checked

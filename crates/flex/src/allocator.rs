@@ -1,8 +1,7 @@
 //! [`FlexAllocator`]: the public face of one device's memory.
 
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use crate::address::{Chunk, VirtualAddress};
 use crate::arena::snapshot::RegionSnapshot;
@@ -22,6 +21,8 @@ use crate::pressure::{
 use crate::regions::Unserved;
 use crate::shared::{POISON_FRESH, Shared, State};
 use crate::statistics::Statistics;
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::{Condvar, Mutex};
 use crate::topology::Topology;
 
 /// How an allocator is set up.

@@ -47,12 +47,15 @@ pub mod error;
 pub mod fork;
 pub mod gate;
 mod lock;
+#[cfg(all(test, any(loom, shuttle)))]
+mod model_world;
 mod pending;
 pub mod pressure;
 pub mod rank;
 mod regions;
 mod shared;
 pub mod statistics;
+mod sync;
 pub mod topology;
 pub mod units;
 

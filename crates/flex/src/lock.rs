@@ -5,8 +5,7 @@
 //! which locks again on return and on unwind. There is no public way to lock an allocator, hence none to lock two.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
@@ -16,6 +15,8 @@ use crate::rank;
 use crate::regions::Unserved;
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::{Ordering, fence};
 
 /// The locked allocator, as a memory-pressure callback gets it.
 ///
@@ -193,6 +194,9 @@ impl<'a> AllocatorGuard<'a> {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 impl Drop for AllocatorGuard<'_> {
     fn drop(&mut self) {

@@ -11,17 +11,17 @@
 //! - `backlog`, what a bounded drain took and did not finish, is changed only under the allocator mutex.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::BlockHandle;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// At most this many blocks are drained in one hold of the mutex: a long drain is an unbounded critical section.
-pub(crate) const DRAIN_LIMIT: usize = 256;
+pub(crate) const DRAIN_LIMIT: usize = if cfg!(all(test, loom)) { 2 } else { 256 };
 
 /// Generations have 24 bits.
 const QUEUED: u64 = 1 << 31;
 
-const FIRST_CHUNK: u32 = 1024;
+const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 1024 };
 const CHUNKS: usize = 22;
 
 #[derive(Default)]
@@ -137,7 +137,10 @@ fn locate(index: u32) -> (usize, usize) {
     (chunk as usize, (position - (u64::from(FIRST_CHUNK) << chunk)) as usize)
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::collections::HashSet;

@@ -5,7 +5,7 @@
 //! an [`Unlocked`](crate::Unlocked) proof speaks of one allocator only.
 
 #[cfg(debug_assertions)]
-thread_local! {
+crate::sync::thread_local! {
     static HELD: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -14,14 +14,14 @@ thread_local! {
 #[inline]
 pub(crate) fn acquired() {
     #[cfg(debug_assertions)]
-    HELD.set(HELD.get() + 1);
+    HELD.with(|held| held.set(held.get() + 1));
 }
 
 /// Records that this thread released an allocator mutex.
 #[inline]
 pub(crate) fn released() {
     #[cfg(debug_assertions)]
-    HELD.set(HELD.get() - 1);
+    HELD.with(|held| held.set(held.get() - 1));
 }
 
 /// Checks that this thread holds no allocator mutex; `action` names what it is about to do.
@@ -31,7 +31,7 @@ pub(crate) fn released() {
 #[inline]
 pub fn assert_unlocked(action: &str) {
     #[cfg(debug_assertions)]
-    if HELD.get() != 0 && !std::thread::panicking() {
+    if HELD.with(std::cell::Cell::get) != 0 && !std::thread::panicking() {
         panic!("lock order violated: tried to {action} while holding an allocator mutex");
     }
     #[cfg(not(debug_assertions))]

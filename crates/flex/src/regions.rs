@@ -4,7 +4,7 @@
 //! Other requests that want the same region wait for it, bounded; they may be attached to an interpreter, since
 //! the thread that talks to the device needs none.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tracing::debug;
@@ -14,6 +14,7 @@ use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
 use crate::lock::{AllocatorGuard, Unlocked};
+use crate::sync::now;
 use crate::units::RegionId;
 
 /// How long a request waits for a region that another thread is acquiring or releasing.
@@ -66,8 +67,8 @@ impl AllocatorGuard<'_> {
                         // It has waited for its region once.
                         return Err(Unserved::Exhausted);
                     }
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + REGION_TIMEOUT);
-                    let left = deadline.saturating_duration_since(Instant::now());
+                    let deadline = *deadline.get_or_insert_with(|| now() + REGION_TIMEOUT);
+                    let left = deadline.saturating_duration_since(now());
                     if left.is_zero() {
                         *refusal = Some(RegionSetupError::Busy { waited: REGION_TIMEOUT }.into());
                         return Err(Unserved::Exhausted);

@@ -1,7 +1,6 @@
 //! What the handles of one allocator share: the mutex and what it protects, and what is reached without it.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::arena::{Arena, BlockHandle, Chunks, Placed, Request, Unplaced};
 use crate::device::Device;
@@ -10,6 +9,8 @@ use crate::fork::is_forked;
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{PressureCounters, SharedCallback, collecting};
+use crate::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::sync::{Condvar, Mutex};
 use crate::units::ALIGNMENT_BYTES;
 
 /// What a poisoned fresh block is filled with.

@@ -8,11 +8,8 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::Instant;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, PoisonError};
 
 use tracing::debug;
 
@@ -22,6 +19,8 @@ use super::{Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
+use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::{Mutex, MutexGuard, catch_unwind, now, thread};
 
 /// What a collector thread is asked to do.
 #[derive(Clone)]
@@ -176,7 +175,7 @@ impl Gate {
             if let Some(answer) = job.take_answer() {
                 return Ok(answer);
             }
-            let left = petition.deadline.saturating_duration_since(Instant::now());
+            let left = petition.deadline.saturating_duration_since(now());
             if left.is_zero() || self.is_closing() {
                 let reason = if self.is_closing() { SkipReason::Finalizing } else { SkipReason::Timeout };
                 let abandoned = self.give_up(&mut state, &job, reason);

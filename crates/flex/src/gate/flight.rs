@@ -10,6 +10,7 @@ use crate::fork::is_forked;
 use crate::gate::Collected;
 use crate::lock::Unlocked;
 use crate::pressure::SkipReason;
+use crate::sync::now;
 
 /// How many landings are remembered for requests that wait for them.
 const REMEMBERED_LANDINGS: usize = 32;
@@ -73,7 +74,7 @@ impl State {
 
     /// Somebody has waited for a flight in vain. One that is still in time is only slow for them.
     pub(super) fn mark_overdue(&mut self, epoch: u64) {
-        let now = Instant::now();
+        let now = now();
         if let Some(flight) = self.in_the_air(epoch) {
             flight.overdue |= now >= flight.deadline;
         }
@@ -127,7 +128,7 @@ impl Gate {
                 // It waits for the collection that this thread is in the middle of.
                 return Turn::Own(Err(SkipReason::Reentrant));
             }
-            let left = petition.deadline.saturating_duration_since(Instant::now());
+            let left = petition.deadline.saturating_duration_since(now());
             if left.is_zero() {
                 state.mark_overdue(epoch);
                 return Turn::Shared(None);
@@ -209,14 +210,14 @@ impl Gate {
     /// Waits until a collection is seen to stop, or for one step: seeing it is a hint, never trusted alone.
     /// False if there is no time left: a request that gives up meanwhile lands its flight.
     fn wait_for_foreign_stop(&self, petition: &Petition, epoch: u64, stopped: u64, step: Duration) -> bool {
-        let end = petition.deadline.min(Instant::now() + step);
+        let end = petition.deadline.min(now() + step);
         let Ok(mut state) = self.lock() else { return false };
         if let Some(flight) = state.in_the_air(epoch) {
             flight.behind_foreign = true;
             self.changed.notify_all();
         }
         while self.reclaimer.collections_stopped() == stopped && !self.is_closing() {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.saturating_duration_since(now());
             if left.is_zero() {
                 break;
             }

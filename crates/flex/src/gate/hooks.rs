@@ -9,13 +9,13 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::collector::Task;
 use super::{Gate, Petition};
 use crate::lock::Unlocked;
 use crate::pressure::collecting::InPressure;
 use crate::pressure::{PressureCause, PressureCounters, SkipReason};
+use crate::sync::now;
 
 /// What a hook is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Gate {
         let Ok(mut state) = self.lock() else { return };
         let runs = state.hooks.runs;
         while state.hooks.running && state.hooks.runs == runs && !state.hooks.overdue && !self.is_closing() {
-            let left = petition.deadline.saturating_duration_since(Instant::now());
+            let left = petition.deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
             }

@@ -5,7 +5,6 @@
 //! collection; waiting for memory that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::flight::Turn;
@@ -14,6 +13,7 @@ use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 use crate::pressure::collecting::{self, CollectionKind};
 use crate::pressure::{MemoryPressureCallback, PressureRequest, SkipReason, Verdict};
+use crate::sync::{now, thread};
 
 /// Full collections in a row that free no byte of the device before a request stops repeating them: other threads
 /// may make garbage for ever.
@@ -109,7 +109,7 @@ impl<'a> Climb<'a> {
         let may_ask = self.petition.entry.unavailable.is_none()
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
-            let petition = Petition { deadline: Instant::now() + HINTS_TIMEOUT, ..self.petition.clone() };
+            let petition = Petition { deadline: now() + HINTS_TIMEOUT, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
@@ -279,7 +279,7 @@ enum Full {
 
 /// A far future where the clock has no room for the timeout.
 fn deadline_in(timeout: Duration) -> Instant {
-    let now = Instant::now();
+    let now = now();
     now.checked_add(timeout).unwrap_or_else(|| now + FOR_EVER)
 }
 

@@ -9,12 +9,15 @@ mod collector;
 mod flight;
 mod hooks;
 mod ladder;
+#[cfg(all(test, loom))]
+mod models;
 mod policy;
 mod reclaimer;
+#[cfg(all(test, shuttle))]
+mod schedules;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 pub use hooks::{HookEvent, HookId, PressureHook};
@@ -30,6 +33,8 @@ use policy::Policy;
 use crate::fork::{Forked, is_forked};
 use crate::pressure::{PressureCounters, SharedCallback};
 use crate::rank;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard, now};
 
 /// Serialises the collections of one interpreter.
 pub struct Gate {
@@ -78,7 +83,7 @@ struct Petition {
 
 impl Petition {
     fn is_late(&self) -> bool {
-        Instant::now() >= self.deadline
+        now() >= self.deadline
     }
 }
 
@@ -126,9 +131,9 @@ impl Gate {
         self.closing.store(true, Ordering::SeqCst);
         self.changed.notify_all();
         self.work.notify_all();
-        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        let deadline = now() + CLOSE_TIMEOUT;
         while state.flight.is_some() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
             }

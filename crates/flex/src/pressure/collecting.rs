@@ -14,7 +14,7 @@ pub enum CollectionKind {
     Foreign,
 }
 
-thread_local! {
+crate::sync::thread_local! {
     static KIND: Cell<Option<CollectionKind>> = const { Cell::new(None) };
     static IN_PRESSURE: Cell<bool> = const { Cell::new(false) };
 }
@@ -23,20 +23,20 @@ thread_local! {
 /// program removes the reclaimer's observer in the middle of a collection.
 #[inline]
 pub fn kind() -> Option<CollectionKind> {
-    KIND.get()
+    KIND.with(Cell::get)
 }
 
 /// Marks the beginning or the end of a foreign collection. Inside a collection of the gate it changes nothing.
 pub fn mark_foreign(running: bool) {
-    if KIND.get() != Some(CollectionKind::Gate) {
-        KIND.set(running.then_some(CollectionKind::Foreign));
+    if kind() != Some(CollectionKind::Gate) {
+        KIND.with(|kind| kind.set(running.then_some(CollectionKind::Foreign)));
     }
 }
 
 /// Whether this thread is inside the ladder of some request, its callback and hooks included.
 #[inline]
 pub fn in_pressure() -> bool {
-    IN_PRESSURE.get()
+    IN_PRESSURE.with(Cell::get)
 }
 
 /// Marks this thread as running a collection of the gate until dropped.
@@ -48,13 +48,13 @@ impl GateCollection {
     /// Begins the mark.
     #[must_use]
     pub fn begin() -> Self {
-        GateCollection { before: KIND.replace(Some(CollectionKind::Gate)) }
+        GateCollection { before: KIND.with(|kind| kind.replace(Some(CollectionKind::Gate))) }
     }
 }
 
 impl Drop for GateCollection {
     fn drop(&mut self) {
-        KIND.set(self.before);
+        KIND.with(|kind| kind.set(self.before));
     }
 }
 
@@ -65,13 +65,13 @@ impl InPressure {
     /// Begins the mark; `None` if this thread is in the ladder already.
     pub(crate) fn begin() -> Option<Self> {
         // Made only when wanted: dropping one ends the mark.
-        (!IN_PRESSURE.replace(true)).then(|| InPressure(()))
+        (!IN_PRESSURE.with(|inside| inside.replace(true))).then(|| InPressure(()))
     }
 }
 
 impl Drop for InPressure {
     fn drop(&mut self) {
-        IN_PRESSURE.set(false);
+        IN_PRESSURE.with(|inside| inside.set(false));
     }
 }
 

@@ -1,0 +1,30 @@
+//! Locks, atomics, threads and the clock: std's, or in the models those of loom or shuttle.
+//!
+//! Whatever the allocator and the gate synchronise with comes from here, so that what the models check is the
+//! code that runs. `--cfg loom` and `--cfg shuttle` change the crate's own unit tests only; everywhere else this
+//! module is nothing but other names for std.
+//!
+//! From std in any case: `Arc` and `OnceLock` (std answers for them; loom's `Arc` cannot hold a trait object), the
+//! fork flag (set once, by a signal handler), and counters that nothing is decided by.
+
+#[cfg(all(test, any(loom, shuttle)))]
+pub(crate) mod model;
+
+#[cfg(all(test, any(loom, shuttle)))]
+pub(crate) use model::{Condvar, Mutex, MutexGuard, atomic, catch_unwind, now, thread, thread_local};
+
+#[cfg(not(all(test, any(loom, shuttle))))]
+pub(crate) use self::real::{Condvar, Mutex, MutexGuard, atomic, catch_unwind, now, thread, thread_local};
+
+#[cfg(not(all(test, any(loom, shuttle))))]
+mod real {
+    pub(crate) use std::panic::catch_unwind;
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+    pub(crate) use std::{thread, thread_local};
+
+    /// The time.
+    #[inline]
+    pub(crate) fn now() -> std::time::Instant {
+        std::time::Instant::now()
+    }
+}
