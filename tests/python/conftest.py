@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
 
 import pytest
 
@@ -21,11 +22,17 @@ WATCHDOG_SECONDS = 120
 
 SCRIPT_SECONDS = 60
 
+REAL_STDERR: pytest.StashKey[TextIO] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The real standard error, which pytest does not capture yet: a capture is lost when the watchdog ends the process.
+    config.stash[REAL_STDERR] = os.fdopen(os.dup(2), "w")
+
 
 @pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
-    # The real standard error: pytest's capturing would swallow the stacks when the process exits.
-    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=sys.__stderr__)
+def watchdog(pytestconfig: pytest.Config) -> Iterator[None]:
+    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=pytestconfig.stash[REAL_STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 

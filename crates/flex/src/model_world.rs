@@ -286,7 +286,7 @@ impl Reclaimer for ModelInterpreter {
     fn is_alone(
         &self,
         _proof: &Unlocked<'_>,
-        _requester: ThreadToken,
+        _requester: &Entry,
         ignore: &dyn Fn(ThreadToken) -> bool,
     ) -> bool {
         assert!(is_attached() && ignore(token()));

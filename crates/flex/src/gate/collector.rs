@@ -340,7 +340,7 @@ impl Gate {
     /// Whether nobody could hold the interpreter against the requester.
     fn is_alone(&self, proof: &Unlocked<'_>, me: ThreadToken, petition: &Petition) -> bool {
         let ignore = |thread| thread == me || self.is_resting(thread);
-        self.reclaimer.is_alone(proof, petition.entry.thread, &ignore)
+        self.reclaimer.is_alone(proof, &petition.entry, &ignore)
     }
 
     fn answer(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Job) -> Answer {

@@ -78,12 +78,8 @@ pub trait Reclaimer: Send + Sync + 'static {
 
     /// Whether no thread but those that `ignore` names could hold the interpreter against `requester`. The calling
     /// thread is attached.
-    fn is_alone(
-        &self,
-        proof: &Unlocked<'_>,
-        requester: ThreadToken,
-        ignore: &dyn Fn(ThreadToken) -> bool,
-    ) -> bool;
+    fn is_alone(&self, proof: &Unlocked<'_>, requester: &Entry, ignore: &dyn Fn(ThreadToken) -> bool)
+    -> bool;
 
     /// Whether there are thread states but the calling thread's and those that `ignore` names. The calling thread
     /// is attached.

@@ -339,11 +339,11 @@ impl Reclaimer for FakeInterpreter {
     fn is_alone(
         &self,
         _proof: &Unlocked<'_>,
-        requester: ThreadToken,
+        requester: &Entry,
         ignore: &dyn Fn(ThreadToken) -> bool,
     ) -> bool {
         assert!(ATTACHED.get() && ignore(ThreadToken(TOKEN.get())));
-        requester.0 != 0 && self.alone.load(Ordering::SeqCst)
+        requester.thread.0 != 0 && self.alone.load(Ordering::SeqCst)
     }
 
     fn has_other_threads(&self, _proof: &Unlocked<'_>, ignore: &dyn Fn(ThreadToken) -> bool) -> bool {

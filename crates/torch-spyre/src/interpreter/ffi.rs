@@ -51,16 +51,7 @@ unsafe extern "C-unwind" {
 struct Symbols {
     current: unsafe extern "C-unwind" fn() -> ThreadState,
     is_finalizing: unsafe extern "C-unwind" fn() -> c_int,
-    /// The next three are absent where walking the thread states is not supported.
-    walk: Option<Walk>,
     interpreter: Interpreter,
-}
-
-#[derive(Clone, Copy)]
-struct Walk {
-    head: unsafe extern "C-unwind" fn(Interpreter) -> ThreadState,
-    next: unsafe extern "C-unwind" fn(ThreadState) -> ThreadState,
-    frame: unsafe extern "C-unwind" fn(ThreadState) -> Object,
 }
 
 // SAFETY: function pointers, and a pointer that is only compared and passed back to CPython, which keeps the
@@ -90,29 +81,6 @@ pub(super) fn resolve() -> Result<(), String> {
     let need = |names: &[&CStr]| lookup(names).ok_or_else(|| format!("this Python has none of {names:?}"));
     let current = need(&[c"PyThreadState_GetUnchecked", c"_PyThreadState_UncheckedGet"])?;
     let is_finalizing = need(&[c"Py_IsFinalizing", c"_Py_IsFinalizing"])?;
-    let walk = match (
-        lookup(&[c"PyInterpreterState_ThreadHead"]),
-        lookup(&[c"PyThreadState_Next"]),
-        lookup(&[c"PyThreadState_GetFrame"]),
-    ) {
-        // SAFETY: CPython documents these functions with exactly these signatures.
-        (Some(head), Some(next), Some(frame)) => Some(unsafe {
-            Walk {
-                head: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C-unwind" fn(Interpreter) -> ThreadState,
-                >(head),
-                next: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C-unwind" fn(ThreadState) -> ThreadState,
-                >(next),
-                frame: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(ThreadState) -> Object>(
-                    frame,
-                ),
-            }
-        }),
-        _ => None,
-    };
     // SAFETY: the signatures are CPython's, under both names; the caller is attached.
     let symbols = unsafe {
         Symbols {
@@ -122,7 +90,6 @@ pub(super) fn resolve() -> Result<(), String> {
             is_finalizing: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn() -> c_int>(
                 is_finalizing,
             ),
-            walk,
             interpreter: PyInterpreterState_Get(),
         }
     };
@@ -210,39 +177,25 @@ pub(super) fn detach() -> ThreadState {
     unsafe { PyEval_SaveThread() }
 }
 
-/// Calls `visit` with each thread state of the interpreter and whether it runs a Python frame, until `visit`
-/// answers false. The calling thread holds the GIL, which keeps the list still. `false` if walking is unsupported.
-pub(super) fn for_each_state(mut visit: impl FnMut(ThreadState, &dyn Fn() -> bool) -> bool) -> bool {
-    let Some(walk) = symbols().walk else { return false };
-    // SAFETY: with the GIL held no thread state is created or destroyed under us, except new ones at the head.
-    let mut state = unsafe { (walk.head)(symbols().interpreter) };
-    while !state.is_null() {
-        let runs_frame = || {
-            // Before 3.12 making the frame object may collect, and a collection lets the thread that owns the frame
-            // run on and leave it: CPython would then write into memory that is no longer a frame.
-            // SAFETY: as above; the frame comes as a new reference. No Python code runs while the collector is off.
-            let frame = unsafe {
-                let was_enabled = PyGC_Disable() != 0;
-                let frame = (walk.frame)(state);
-                if was_enabled {
-                    PyGC_Enable();
-                }
-                frame
-            };
-            if frame.is_null() {
-                return false;
-            }
-            // SAFETY: dropping the reference just taken; the thread itself keeps the frame.
-            unsafe { Py_DecRef(frame) };
-            true
-        };
-        if !visit(state, &runs_frame) {
-            break;
+/// Calls a function of `sys` that lists all threads, such as `sys._current_frames`: it takes the lock of CPython's
+/// list of threads, which a native thread may extend at any time, without the GIL. Before 3.12 a collection that begins
+/// inside such a function may deadlock or crash, so the collector is off meanwhile. Returns a new reference, or null.
+///
+/// # Safety
+/// The calling thread is attached and has no pending exception; `function` is a live object.
+pub(super) unsafe fn list_threads(function: Object) -> Object {
+    // SAFETY: the caller's contract. The function runs no Python code, so nobody sees the collector off.
+    parked(|| unsafe {
+        let was_enabled = PyGC_Disable() != 0;
+        let list = PyObject_CallObject(function, ptr::null_mut());
+        if was_enabled {
+            PyGC_Enable();
         }
-        // SAFETY: as above.
-        state = unsafe { (walk.next)(state) };
-    }
-    true
+        if list.is_null() {
+            PyErr_Clear();
+        }
+        list
+    })
 }
 
 /// Gives up a reference. The calling thread is attached.

@@ -7,7 +7,7 @@ mod ffi;
 pub(crate) mod hook;
 mod observer;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use flex::pressure::collecting::{self, CollectionKind, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
-use pyo3::types::PyModule;
+use pyo3::types::{PyDict, PyModule};
 
 use ffi::{PendingException, ThreadState};
 use observer::Observer;
@@ -32,8 +32,14 @@ struct PythonReclaimer {
     young: Py<PyAny>,
     full: Py<PyAny>,
     hints: Py<PyAny>,
+    /// Lists the threads that run a Python frame.
+    current_frames: Py<PyAny>,
+    /// Lists all threads, with what they handle.
+    current_exceptions: Py<PyAny>,
     observer: Observer,
-    /// Other threads run while this one is attached; their states cannot be walked.
+    /// What Python calls the collector threads. A leaf: held for a look, or to add one.
+    collectors: Mutex<Vec<u64>>,
+    /// Other threads run while this one is attached.
     free_threaded: bool,
 }
 
@@ -46,6 +52,9 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
         young: (1,).into_pyobject(py)?.into_any().unbind(),
         full: (2,).into_pyobject(py)?.into_any().unbind(),
         hints: hints.getattr("hints")?.unbind(),
+        current_frames: py.import("sys")?.getattr("_current_frames")?.unbind(),
+        current_exceptions: py.import("sys")?.getattr("_current_exceptions")?.unbind(),
+        collectors: Mutex::default(),
         observer: Observer::install(py)?,
         free_threaded: is_free_threaded(py)?,
     };
@@ -91,6 +100,23 @@ pub(crate) fn is_finalizing() -> bool {
     ffi::is_finalizing()
 }
 
+/// What Python calls the calling thread.
+fn own_ident() -> u64 {
+    // SAFETY: names the calling thread; no precondition.
+    unsafe { libc::pthread_self() }
+}
+
+/// What Python calls the threads that a function of `sys` lists. The calling thread is attached and has no pending
+/// exception.
+fn threads(function: &Py<PyAny>) -> Option<Vec<u64>> {
+    // SAFETY: the caller's contract.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: attached; `function` is alive, and the result is a new reference.
+    let list = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::list_threads(function.as_ptr())) }?;
+    let idents = list.cast_into::<PyDict>().ok()?.keys();
+    idents.iter().map(|ident| ident.extract::<u64>().ok()).collect()
+}
+
 fn token(state: ThreadState) -> ThreadToken {
     ThreadToken(state as usize)
 }
@@ -109,8 +135,7 @@ impl Reclaimer for PythonReclaimer {
         Entry {
             attached: !attached.is_null(),
             thread: token(own),
-            // SAFETY: names the calling thread; no precondition. Python uses the same number.
-            thread_ident: unsafe { libc::pthread_self() } as u64,
+            thread_ident: own_ident(),
             in_collection: collecting::kind() == Some(CollectionKind::Foreign),
             unavailable,
         }
@@ -148,7 +173,10 @@ impl Reclaimer for PythonReclaimer {
         let pending = PendingException::take();
         // SAFETY: the reclaimer's contract: the calling thread is attached.
         let py = unsafe { Python::assume_attached() };
-        let bits = match (thread_ident,).into_pyobject(py) {
+        // SAFETY: attached; the function is alive, and the result is a new reference.
+        let handled =
+            unsafe { Bound::from_owned_ptr_or_opt(py, ffi::list_threads(self.current_exceptions.as_ptr())) };
+        let bits = match (thread_ident, handled).into_pyobject(py) {
             // SAFETY: attached; both objects are live.
             Ok(arguments) => unsafe { ffi::call_for_integer(self.hints.as_ptr(), arguments.as_ptr()) },
             Err(_) => None,
@@ -184,40 +212,37 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn new_thread(&self, _proof: &Unlocked<'_>) -> ThreadToken {
+        self.collectors.lock().unwrap_or_else(PoisonError::into_inner).push(own_ident());
         token(ffi::new_state())
     }
 
     fn is_alone(
         &self,
         _proof: &Unlocked<'_>,
-        requester: ThreadToken,
-        ignore: &dyn Fn(ThreadToken) -> bool,
+        requester: &Entry,
+        _ignore: &dyn Fn(ThreadToken) -> bool,
     ) -> bool {
-        if self.free_threaded || requester.0 == 0 {
+        if self.free_threaded || requester.thread.0 == 0 {
             return false;
         }
-        let mut alone = true;
-        // A state that runs no frame is a parked worker of autograd's: it cannot hold the interpreter.
-        let walked = ffi::for_each_state(|state, runs_frame| {
-            let state = token(state);
-            alone = state == requester || ignore(state) || !runs_frame();
-            alone
-        });
-        walked && alone
+        // A thread that runs no Python frame, a resting collector or a parked worker of autograd's, cannot hold the
+        // interpreter.
+        threads(&self.current_frames).is_some_and(|running| {
+            running.iter().all(|ident| *ident == requester.thread_ident || *ident == own_ident())
+        })
     }
 
-    fn has_other_threads(&self, _proof: &Unlocked<'_>, ignore: &dyn Fn(ThreadToken) -> bool) -> bool {
+    fn has_other_threads(&self, _proof: &Unlocked<'_>, _ignore: &dyn Fn(ThreadToken) -> bool) -> bool {
         if self.free_threaded {
             return true;
         }
-        let me = token(ffi::own_state());
-        let mut others = false;
-        let walked = ffi::for_each_state(|state, _| {
-            let state = token(state);
-            others = state != me && !ignore(state);
-            !others
-        });
-        others || !walked
+        let pending = PendingException::take();
+        let threads = threads(&self.current_exceptions);
+        pending.restore();
+        let collectors = self.collectors.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.is_none_or(|threads| {
+            threads.iter().any(|ident| *ident != own_ident() && !collectors.contains(ident))
+        })
     }
 
     fn is_finalizing(&self) -> bool {
