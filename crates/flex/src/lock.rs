@@ -239,7 +239,7 @@ impl Shared {
     /// After every unlock: drain what was pushed while the mutex was held, or it would be stranded.
     pub(crate) fn after_unlock(&self) {
         loop {
-            // Pairs with the fence of a push: either it sees the mutex free, or we see what it pushed.
+            // A push comes here too: either it sees the mutex free, or its holder sees what was pushed.
             fence(Ordering::SeqCst);
             if self.pending.is_empty() || is_forked() {
                 return;

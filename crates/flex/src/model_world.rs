@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::gate::{Collected, Entry, Gate, Generation, Reclaimer, ThreadToken};
-use crate::pressure::collecting::{self, CollectionKind, GateCollection};
+use crate::pressure::collecting::{self, Gaps, GateCollection};
 use crate::pressure::{Hints, SkipReason};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{
@@ -211,7 +211,7 @@ impl ModelInterpreter {
             return None;
         }
         if !for_gate {
-            collecting::mark_foreign(true);
+            collecting::begin_foreign(Gaps(0));
         }
         self.began.store(self.step(), Ordering::SeqCst);
         self.runs.fetch_add(1, Ordering::SeqCst);
@@ -223,7 +223,7 @@ impl ModelInterpreter {
             drop(garbage);
         });
         if !for_gate {
-            collecting::mark_foreign(false);
+            collecting::end_foreign();
         }
         self.collecting.store(false, Ordering::SeqCst);
         self.stops.fetch_add(1, Ordering::SeqCst);
@@ -241,7 +241,7 @@ impl Reclaimer for ModelInterpreter {
             attached: is_attached(),
             thread: token(),
             thread_ident: token().0 as u64,
-            in_collection: collecting::kind() == Some(CollectionKind::Foreign),
+            in_collection: collecting::foreign(),
             unavailable: None,
         }
     }
@@ -250,12 +250,7 @@ impl Reclaimer for ModelInterpreter {
         let mark = GateCollection::begin();
         let found = self.run(true);
         drop(mark);
-        Collected {
-            ran: found.is_some(),
-            unobserved: false,
-            objects: found.unwrap_or(0),
-            elapsed: Duration::ZERO,
-        }
+        Collected { ran: found.is_some(), objects: found.unwrap_or(0), elapsed: Duration::ZERO }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -303,6 +298,10 @@ impl Reclaimer for ModelInterpreter {
 
     fn young_is_cheap(&self) -> bool {
         false
+    }
+
+    fn gaps(&self) -> Gaps {
+        Gaps(0)
     }
 
     fn collections_stopped(&self) -> u64 {

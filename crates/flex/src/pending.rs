@@ -84,7 +84,7 @@ impl PendingFrees {
             return false;
         }
         loop {
-            // Release publishes the link; the caller's fence orders the push before its look at the mutex.
+            // Release publishes the link; the caller's fence, in `Shared::after_unlock`, orders the push before its look at the mutex.
             match self.head.compare_exchange_weak(
                 head,
                 handle.index + 1,

@@ -9,7 +9,7 @@ use crate::fork::is_forked;
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{PressureCounters, SharedCallback, collecting};
-use crate::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 use crate::units::ALIGNMENT_BYTES;
 
@@ -107,7 +107,7 @@ impl Shared {
         if !self.pending.push(handle) {
             return Err(unknown(handle));
         }
-        fence(Ordering::SeqCst);
+        // Its fence orders the push before its look at the mutex.
         self.after_unlock();
         Ok(())
     }

@@ -124,7 +124,7 @@ impl Gate {
             if state.in_the_air(epoch).is_none() || self.is_closing() {
                 return Turn::Shared(state.landings.iter().find(|landing| landing.epoch == epoch).copied());
             }
-            if petition.entry.in_collection && state.is_behind_foreign(epoch) {
+            if self.is_in_collection(petition) && state.is_behind_foreign(epoch) {
                 // It waits for the collection that this thread is in the middle of.
                 return Turn::Own(Err(SkipReason::Reentrant));
             }
@@ -158,7 +158,6 @@ impl Gate {
         on_collector: bool,
     ) -> Outcome {
         let mut poll = Duration::from_micros(500);
-        let mut in_collection = petition.entry.in_collection;
         loop {
             if petition.respect_disable && !self.reclaimer.collector_enabled(proof) {
                 return Err(SkipReason::Disabled);
@@ -174,8 +173,7 @@ impl Gate {
             }
             let unseen =
                 !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
-            in_collection &= !collected.unobserved;
-            if in_collection || unseen {
+            if self.is_in_collection(petition) || unseen {
                 return Err(SkipReason::Reentrant);
             }
             self.wait_behind_foreign(proof, petition, epoch, stopped, poll)?;
@@ -233,6 +231,12 @@ impl Gate {
     /// Runs `body`, which waits, with the request's thread detached.
     pub(super) fn wait_detached(&self, proof: &Unlocked<'_>, petition: &Petition, body: &mut dyn FnMut()) {
         if petition.entry.attached { self.reclaimer.detached(proof, body) } else { body() }
+    }
+
+    /// Whether the request's thread is in the middle of a foreign collection, as far as is known now: marks that were
+    /// made before a gap prove nothing.
+    fn is_in_collection(&self, petition: &Petition) -> bool {
+        petition.entry.in_collection.is_some_and(|gaps| gaps == self.reclaimer.gaps())
     }
 
     pub(super) fn is_resting(&self, thread: super::ThreadToken) -> bool {

@@ -250,7 +250,7 @@ impl<'a> Climb<'a> {
             Turn::Shared(None) => return Ok(self.unshared(request)),
         };
         // It began after this request had failed, so this thread is in the middle of none: a mark would be stale.
-        collecting::mark_foreign(false);
+        collecting::end_foreign();
         count(request, if own { generation } else { Generation::Full }, own, collected.elapsed);
         Ok(Step::Counted { objects: collected.objects, freed_bytes })
     }

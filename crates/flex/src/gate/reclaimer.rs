@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use crate::lock::Unlocked;
+use crate::pressure::collecting::Gaps;
 use crate::pressure::{Hints, SkipReason};
 
 /// A thread state of the interpreter; 0 is "none".
@@ -23,8 +24,8 @@ pub struct Entry {
     pub thread: ThreadToken,
     /// What the interpreter calls the thread.
     pub thread_ident: u64,
-    /// It seems to be inside a collection. A hint: it may be stale.
-    pub in_collection: bool,
+    /// It seems to be inside a foreign collection; see [`collecting::foreign`](crate::pressure::collecting::foreign).
+    pub in_collection: Option<Gaps>,
     /// Why it cannot collect at all.
     pub unavailable: Option<SkipReason>,
 }
@@ -43,8 +44,6 @@ pub enum Generation {
 pub struct Collected {
     /// It really ran on this thread during the call. Otherwise another thread is collecting.
     pub ran: bool,
-    /// Until this call collections may have begun and ended unseen, so that marks of foreign ones may be stale.
-    pub unobserved: bool,
     /// Unreachable objects found.
     pub objects: u64,
     /// How long it took.
@@ -90,6 +89,9 @@ pub trait Reclaimer: Send + Sync + 'static {
 
     /// Whether a young collection is much cheaper than a full one.
     fn young_is_cheap(&self) -> bool;
+
+    /// How often the observer of collections was found removed so far. [`collect`](Self::collect) looks.
+    fn gaps(&self) -> Gaps;
 
     /// A number that grows whenever a collection is seen to stop, on any thread. A hint.
     fn collections_stopped(&self) -> u64;

@@ -14,8 +14,14 @@ pub enum CollectionKind {
     Foreign,
 }
 
+/// How often the reclaimer has found its observer removed. Collections may have begun and ended unseen before each time,
+/// so a mark of a foreign one that was made before the last of them proves nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gaps(pub u64);
+
 crate::sync::thread_local! {
     static KIND: Cell<Option<CollectionKind>> = const { Cell::new(None) };
+    static GAPS: Cell<Gaps> = const { Cell::new(Gaps(0)) };
     static IN_PRESSURE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -26,10 +32,23 @@ pub fn kind() -> Option<CollectionKind> {
     KIND.with(Cell::get)
 }
 
-/// Marks the beginning or the end of a foreign collection. Inside a collection of the gate it changes nothing.
-pub fn mark_foreign(running: bool) {
+/// If this thread is marked as being inside a foreign collection: the gaps that were known when the mark was made.
+pub fn foreign() -> Option<Gaps> {
+    (kind() == Some(CollectionKind::Foreign)).then(|| GAPS.with(Cell::get))
+}
+
+/// Marks the beginning of a foreign collection. Inside a collection of the gate it changes nothing.
+pub fn begin_foreign(gaps: Gaps) {
     if kind() != Some(CollectionKind::Gate) {
-        KIND.with(|kind| kind.set(running.then_some(CollectionKind::Foreign)));
+        KIND.with(|kind| kind.set(Some(CollectionKind::Foreign)));
+        GAPS.with(|known| known.set(gaps));
+    }
+}
+
+/// Marks the end of a foreign collection. Inside a collection of the gate it changes nothing.
+pub fn end_foreign() {
+    if kind() != Some(CollectionKind::Gate) {
+        KIND.with(|kind| kind.set(None));
     }
 }
 
@@ -82,16 +101,18 @@ mod tests {
     #[test]
     fn marks_nest_and_end() {
         assert_eq!(kind(), None);
-        mark_foreign(true);
-        assert_eq!(kind(), Some(CollectionKind::Foreign));
+        begin_foreign(Gaps(3));
+        assert_eq!((kind(), foreign()), (Some(CollectionKind::Foreign), Some(Gaps(3))));
         {
             let _own = GateCollection::begin();
-            mark_foreign(false);
-            assert_eq!(kind(), Some(CollectionKind::Gate), "the observer also sees our own collection end");
+            begin_foreign(Gaps(4));
+            end_foreign();
+            assert_eq!(kind(), Some(CollectionKind::Gate), "the observer also sees our own collection");
+            assert_eq!(foreign(), None);
         }
-        assert_eq!(kind(), Some(CollectionKind::Foreign));
-        mark_foreign(false);
-        assert_eq!(kind(), None);
+        assert_eq!(foreign(), Some(Gaps(3)));
+        end_foreign();
+        assert_eq!((kind(), foreign()), (None, None));
         let first = InPressure::begin();
         assert!(first.is_some() && in_pressure());
         assert!(InPressure::begin().is_none());

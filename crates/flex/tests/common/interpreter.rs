@@ -8,14 +8,14 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use flex::gate::{Collected, Entry, Generation, Reclaimer, ThreadToken};
-use flex::pressure::collecting::{self, CollectionKind, GateCollection};
+use flex::pressure::collecting::{self, Gaps, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use flex::rank::assert_unlocked;
 use flex::{CompositeAddress, Unlocked};
@@ -48,6 +48,8 @@ pub struct FakeInterpreter {
     finalizers: Mutex<Vec<(usize, Finalizer)>>,
     next_token: AtomicUsize,
     stops: AtomicU64,
+    /// How often the observer was found removed.
+    pub gaps: AtomicU64,
     pub alone: AtomicBool,
     pub finalizing: AtomicBool,
     pub disabled: AtomicBool,
@@ -62,6 +64,8 @@ pub struct FakeInterpreter {
     pub refused_runs: AtomicU64,
     pub hints_asked: AtomicU64,
     pub detached_waits: AtomicU64,
+    /// Threads that have detached to wait for a collection.
+    waiters: Mutex<HashSet<ThreadId>>,
     /// Threads that ran collections, in order.
     pub collected_on: Mutex<Vec<ThreadId>>,
     /// Waits for the GIL under way.
@@ -167,6 +171,15 @@ impl FakeInterpreter {
         }
     }
 
+    /// Waits until so many threads have detached to wait.
+    pub fn wait_for_waiting_threads(&self, count: usize) {
+        let end = Instant::now() + Duration::from_secs(40);
+        while locked(&self.waiters).len() < count {
+            assert!(Instant::now() < end, "threads that wait detached");
+            thread::yield_now();
+        }
+    }
+
     pub fn runs(&self) -> (u64, u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         (load(&self.young_runs), load(&self.full_runs), load(&self.refused_runs))
@@ -208,7 +221,7 @@ impl FakeInterpreter {
         }
         let _running = Running { interpreter: self, for_gate };
         if !for_gate {
-            collecting::mark_foreign(true);
+            collecting::begin_foreign(self.gaps());
         }
         let counter = if generation == Generation::Full { &self.full_runs } else { &self.young_runs };
         counter.fetch_add(1, Ordering::SeqCst);
@@ -252,7 +265,7 @@ struct Running<'a> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if !self.for_gate {
-            collecting::mark_foreign(false);
+            collecting::end_foreign();
         }
         self.interpreter.stops.fetch_add(1, Ordering::SeqCst);
         self.interpreter.collecting.store(false, Ordering::SeqCst);
@@ -281,7 +294,7 @@ impl Reclaimer for FakeInterpreter {
             attached: ATTACHED.get(),
             thread: ThreadToken(TOKEN.get()),
             thread_ident: TOKEN.get() as u64,
-            in_collection: collecting::kind() == Some(CollectionKind::Foreign),
+            in_collection: collecting::foreign(),
             unavailable: if self.finalizing.load(Ordering::SeqCst) {
                 Some(SkipReason::Finalizing)
             } else if self.other_interpreter.load(Ordering::SeqCst) {
@@ -297,12 +310,7 @@ impl Reclaimer for FakeInterpreter {
         let mark = GateCollection::begin();
         let found = self.run(generation, true);
         drop(mark);
-        Collected {
-            ran: found.is_some(),
-            unobserved: false,
-            objects: found.unwrap_or(0),
-            elapsed: began.elapsed(),
-        }
+        Collected { ran: found.is_some(), objects: found.unwrap_or(0), elapsed: began.elapsed() }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -316,6 +324,7 @@ impl Reclaimer for FakeInterpreter {
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {
+        locked(&self.waiters).insert(thread::current().id());
         self.detached_waits.fetch_add(1, Ordering::SeqCst);
         self.allow_threads(body);
     }
@@ -358,6 +367,10 @@ impl Reclaimer for FakeInterpreter {
 
     fn young_is_cheap(&self) -> bool {
         self.young_is_cheap.load(Ordering::SeqCst)
+    }
+
+    fn gaps(&self) -> Gaps {
+        Gaps(self.gaps.load(Ordering::SeqCst))
     }
 
     fn collections_stopped(&self) -> u64 {

@@ -1,11 +1,13 @@
 //! Requests from inside a collection: they fail at once, and nobody waits for them.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flex::OutOfMemory;
 use flex::pressure::SkipReason;
+use flex::pressure::collecting::{self, Gaps};
 
 use crate::gate_world::*;
 use crate::support::*;
@@ -77,4 +79,34 @@ fn it_does_not_wait_for_a_flight_that_waits_for_its_own_collection() {
         drop(request.join().unwrap());
     });
     assert_eq!(world.events(), (2, 1, 1));
+}
+
+#[test]
+fn a_mark_from_before_a_gap_is_no_reason_to_fail() {
+    for shares in [true, false] {
+        let world = World::new();
+        world.fill_with_garbage();
+        let finalizer = world.interpreter.pause_in_finalizer();
+        thread::scope(|scope| {
+            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
+            wait(&finalizer.entered);
+            // A flight that waits for the program's collection.
+            let first = shares.then(|| {
+                let first = scope.spawn(|| world.interpreter.python_thread(|| world.allocate()).unwrap());
+                world.interpreter.wait_for_waiting_threads(1);
+                first
+            });
+            // This thread's mark is left from a collection whose end nobody saw.
+            let marked = scope.spawn(|| {
+                collecting::begin_foreign(Gaps(0));
+                world.interpreter.gaps.store(1, Ordering::SeqCst);
+                world.interpreter.python_thread(|| world.allocate()).unwrap()
+            });
+            world.interpreter.wait_for_waiting_threads(1 + usize::from(shares));
+            finalizer.go_on.send(()).unwrap();
+            drop((first.map(|first| first.join().unwrap()), marked.join().unwrap()));
+        });
+        let served = 1 + u64::from(shares);
+        assert_eq!((world.events(), world.skipped(SkipReason::Reentrant)), ((served, served, 0), 0));
+    }
 }

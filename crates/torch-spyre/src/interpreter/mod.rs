@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use flex::Unlocked;
 use flex::fork::is_forked;
 use flex::gate::{Collected, Entry, Gate, Generation, PolicySettings, Reclaimer, ThreadToken};
-use flex::pressure::collecting::{self, CollectionKind, GateCollection};
+use flex::pressure::collecting::{self, Gaps, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -136,14 +136,14 @@ impl Reclaimer for PythonReclaimer {
             attached: !attached.is_null(),
             thread: token(own),
             thread_ident: own_ident(),
-            in_collection: collecting::kind() == Some(CollectionKind::Foreign),
+            in_collection: collecting::foreign(),
             unavailable,
         }
     }
 
     fn collect(&self, _proof: &Unlocked<'_>, generation: Generation) -> Collected {
         let pending = PendingException::take();
-        let unobserved = self.observer.ensure_installed();
+        self.observer.ensure_installed();
         let (starts, stops) = observer::seen_here();
         let arguments = match generation {
             Generation::Young => &self.young,
@@ -156,13 +156,13 @@ impl Reclaimer for PythonReclaimer {
         drop(mark);
         let elapsed = began.elapsed();
         if is_forked() {
-            return Collected { ran: false, unobserved, objects: 0, elapsed };
+            return Collected { ran: false, objects: 0, elapsed };
         }
         pending.restore();
         let (starts_now, stops_now) = observer::seen_here();
         let ran = starts_now > starts && stops_now > stops;
         let objects = objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
-        Collected { ran, unobserved, objects, elapsed }
+        Collected { ran, objects, elapsed }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -251,6 +251,10 @@ impl Reclaimer for PythonReclaimer {
 
     fn young_is_cheap(&self) -> bool {
         !self.free_threaded
+    }
+
+    fn gaps(&self) -> Gaps {
+        observer::gaps()
     }
 
     fn collections_stopped(&self) -> u64 {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use flex::gate::Gate;
-use flex::pressure::collecting;
+use flex::pressure::collecting::{self, Gaps};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -24,6 +24,9 @@ thread_local! {
 
 /// Stops seen on any thread.
 static ALL_STOPS: AtomicU64 = AtomicU64::new(0);
+
+/// How often our entries were found removed.
+static GAPS: AtomicU64 = AtomicU64::new(0);
 
 /// Woken when a collection stops.
 static GATE: OnceLock<Weak<Gate>> = OnceLock::new();
@@ -48,13 +51,15 @@ impl Observer {
         Ok(observer)
     }
 
-    /// Puts entries back that someone removed; whether one was missing. The calling thread is attached.
-    pub(super) fn ensure_installed(&self) -> bool {
+    /// Puts entries back that someone removed, and counts that. The calling thread is attached.
+    pub(super) fn ensure_installed(&self) {
         // SAFETY: the three objects are kept alive by `self`; the list is the one the collector reads.
         unsafe {
             let first = ffi::ensure_in_list(self.callbacks.as_ptr(), self.first.as_ptr(), true);
             let last = ffi::ensure_in_list(self.callbacks.as_ptr(), self.last.as_ptr(), false);
-            first || last
+            if first || last {
+                GAPS.fetch_add(1, Ordering::SeqCst);
+            }
         }
     }
 }
@@ -74,11 +79,16 @@ pub(super) fn stops() -> u64 {
     ALL_STOPS.load(Ordering::SeqCst)
 }
 
+/// How often our entries were found removed so far.
+pub(super) fn gaps() -> Gaps {
+    Gaps(GAPS.load(Ordering::SeqCst))
+}
+
 #[pyfunction]
 fn collection_starts(phase: &str, _info: &Bound<'_, PyAny>) {
     if phase == "start" {
         STARTS.set(STARTS.get() + 1);
-        collecting::mark_foreign(true);
+        collecting::begin_foreign(gaps());
     }
 }
 
@@ -86,7 +96,7 @@ fn collection_starts(phase: &str, _info: &Bound<'_, PyAny>) {
 fn collection_stops(phase: &str, _info: &Bound<'_, PyAny>) {
     if phase == "stop" {
         STOPS.set(STOPS.get() + 1);
-        collecting::mark_foreign(false);
+        collecting::end_foreign();
         ALL_STOPS.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = GATE.get().and_then(Weak::upgrade) {
             gate.collection_stopped();
