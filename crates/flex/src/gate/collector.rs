@@ -4,64 +4,22 @@
 //! attaching has no deadline. A collector thread may wait for the interpreter as long as it takes; the request
 //! that asked gives up at its deadline.
 //!
-//! Lock: `Gate::state`; a job's phase and answer change only under it.
+//! Lock: `Gate::state`.
 
 use std::cell::Cell;
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, PoisonError};
 
 use tracing::debug;
 
 use super::flight::{LandOnDrop, Outcome};
-use super::hooks::{self, HookEvent, PressureHook};
+use super::hooks;
+use super::job::{Answer, Job, Phase, Task};
 use super::{Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
-use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use crate::sync::{Mutex, MutexGuard, catch_unwind, now, thread};
-
-/// What a collector thread is asked to do.
-#[derive(Clone)]
-pub(super) enum Task {
-    /// Collect, for the flight with this epoch.
-    Collect { generation: Generation, epoch: u64 },
-    /// Call a user hook.
-    Hook { hook: Arc<dyn PressureHook>, event: HookEvent },
-    /// Ask the interpreter why memory may still be held.
-    Hints,
-}
-
-/// What it answers.
-#[derive(Debug, Clone, Copy)]
-enum Answer {
-    /// The collection ended.
-    Collected(Outcome),
-    /// Nobody could hold the interpreter against the requester: it collects by itself, so that in a program with
-    /// one thread finalizers stay on that thread.
-    Alone,
-    Hooked,
-    Hints(Hints),
-    /// The reclaimer could not be used; the flight, if any, has landed.
-    Failed(SkipReason),
-}
-
-impl fmt::Display for Task {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Task::Collect { generation, .. } => write!(formatter, "{generation:?} collection"),
-            Task::Hook { .. } => formatter.write_str("hook"),
-            Task::Hints => formatter.write_str("hints"),
-        }
-    }
-}
-
-const QUEUED: u8 = 0;
-const ATTACHING: u8 = 1;
-const RUNNING: u8 = 2;
-const CANCELLED: u8 = 3;
-const ABANDONED: u8 = 4;
+use crate::sync::{MutexGuard, catch_unwind, now, thread};
 
 /// How a collector thread that has a job is counted.
 #[derive(Debug, Clone, Copy)]
@@ -77,38 +35,6 @@ impl State {
             + self.idle_collectors
             + self.attaching_collectors
             + self.returning_collectors
-    }
-}
-
-/// One job.
-pub(super) struct Job {
-    task: Task,
-    petition: Petition,
-    phase: AtomicU8,
-    answered: AtomicBool,
-    answer: Mutex<Option<Answer>>,
-}
-
-impl Job {
-    fn phase(&self) -> u8 {
-        self.phase.load(Ordering::Relaxed)
-    }
-
-    fn set_phase(&self, phase: u8) {
-        self.phase.store(phase, Ordering::Relaxed);
-    }
-
-    fn take_answer(&self) -> Option<Answer> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Answers once: a second answer changes nothing and is reported as false.
-    fn answer(&self, answer: Answer) -> bool {
-        let first = !self.answered.swap(true, Ordering::Relaxed);
-        if first {
-            *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-        }
-        first
     }
 }
 
@@ -162,13 +88,7 @@ impl Gate {
     /// Queues a job and waits for its answer. A collection whose answer does not come in time is cancelled if it
     /// has not begun, or waits for a foreign one, and lands; else it is abandoned, and lands when it ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, SkipReason> {
-        let job = Arc::new(Job {
-            task: task.clone(),
-            petition: petition.clone(),
-            phase: AtomicU8::new(QUEUED),
-            answered: AtomicBool::new(false),
-            answer: Mutex::new(None),
-        });
+        let job = Arc::new(Job::new(task.clone(), petition.clone()));
         self.queue(&job)?;
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
         loop {
@@ -192,8 +112,8 @@ impl Gate {
     /// Ends the waiting for a job. True if it is abandoned: it goes on past the deadline.
     fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) -> bool {
         state.jobs.retain(|queued| !Arc::ptr_eq(queued, job));
-        let running = job.phase() == RUNNING;
-        job.set_phase(if running { ABANDONED } else { CANCELLED });
+        let running = job.phase() == Phase::Running;
+        job.set_phase(if running { Phase::Abandoned } else { Phase::Cancelled });
         if let Task::Hook { .. } = job.task {
             if running {
                 state.hooks.mark_overdue();
@@ -225,7 +145,7 @@ impl Gate {
         let Err(_) = self.start_collector() else { return Ok(()) };
         let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
         state.starting_collectors -= 1;
-        if job.phase() != QUEUED {
+        if job.phase() != Phase::Queued {
             return Ok(()); // A collector that had become idle took it.
         }
         self.give_up(&mut state, job, SkipReason::Uninitialized);
@@ -253,7 +173,7 @@ impl Gate {
                 state.idle_collectors -= 1;
                 continue;
             };
-            job.set_phase(ATTACHING);
+            job.set_phase(Phase::Attaching);
             state.attaching_collectors += 1;
             drop(state);
             let Ok(locked) = self.attach_and_serve(&proof, me, &job) else { return };
@@ -291,7 +211,7 @@ impl Gate {
         if job.answer(Answer::Failed(reason)) {
             match job.task {
                 Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason)),
-                Task::Hook { .. } if job.phase() == ABANDONED => state.hooks.end_run(),
+                Task::Hook { .. } if job.phase() == Phase::Abandoned => state.hooks.end_run(),
                 Task::Hook { .. } | Task::Hints => {}
             }
             self.changed.notify_all();
@@ -306,10 +226,10 @@ impl Gate {
             stage.set(Stage::Serving);
             state.attaching_collectors -= 1;
             state.resting_collectors.retain(|thread| *thread != me);
-            if job.phase() == CANCELLED {
+            if job.phase() == Phase::Cancelled {
                 return;
             }
-            job.set_phase(RUNNING);
+            job.set_phase(Phase::Running);
         }
         let answer = self.answer(proof, me, job);
         if is_forked() {
@@ -317,7 +237,7 @@ impl Gate {
             self.reclaimer.end_forked_child();
         }
         let Ok(mut state) = self.lock() else { return };
-        if let (Task::Hook { .. }, ABANDONED) = (&job.task, job.phase()) {
+        if let (Task::Hook { .. }, Phase::Abandoned) = (&job.task, job.phase()) {
             state.hooks.end_run();
         }
         if let Task::Collect { generation, epoch } = job.task {
@@ -325,7 +245,7 @@ impl Gate {
                 // Landed in one step with the thread being available: who waited for it may fly next.
                 Answer::Collected(outcome) => state.land(epoch, generation, outcome),
                 // Nobody is left to collect by itself.
-                Answer::Alone if job.phase() == ABANDONED => {
+                Answer::Alone if job.phase() == Phase::Abandoned => {
                     state.land(epoch, generation, Err(SkipReason::Timeout));
                 }
                 _ => {}

@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::collector::Task;
+use super::job::Task;
 use super::{Gate, Petition};
 use crate::lock::Unlocked;
 use crate::pressure::collecting::InPressure;

@@ -8,6 +8,7 @@
 mod collector;
 mod flight;
 mod hooks;
+mod job;
 mod ladder;
 #[cfg(all(test, loom))]
 mod models;
@@ -24,9 +25,9 @@ pub use hooks::{HookEvent, HookId, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
 
-use collector::Job;
 use flight::{Flight, Landing};
 use hooks::Hooks;
+use job::Job;
 use ladder::Ladder;
 use policy::Policy;
 
