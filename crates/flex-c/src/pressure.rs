@@ -319,7 +319,7 @@ pub unsafe extern "C" fn flex_lock_search(lock: *mut FlexLock, served: *mut bool
 /// `lock` is what a callback was handed, or any other value (an error).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flex_lock_register(lock: *mut FlexLock) -> FlexStatus {
-    guarded(|| Ok(frame::with(lock, |guard, request| guard.register(request))??))
+    guarded(|| Ok(frame::with(lock, |guard, request| guard.register(request, None))??))
 }
 
 /// The statistics of the allocator that is locked. Frees that are pending are done first, a batch at a time; between

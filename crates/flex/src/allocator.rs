@@ -265,7 +265,7 @@ impl FlexAllocator {
         let mut guard = self.lock()?;
         let mut placement = guard.state()?.arena.check(bytes, directive)?;
         let mut refusal = None;
-        let placed = match guard.place(&mut placement, &mut refusal) {
+        let placed = match guard.place(&mut placement, None, &mut refusal) {
             Ok(chunks) => Ok(chunks),
             Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut aftermath),
             Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),

@@ -6,6 +6,7 @@
 
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError, TryLockError};
+use std::task::Waker;
 use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
@@ -74,34 +75,26 @@ impl<'a> AllocatorGuard<'a> {
     /// # Errors
     /// [`Forked`] in a forked child.
     pub fn search(&mut self, request: &mut PressureRequest) -> Result<bool, Forked> {
-        let shared = self.shared;
-        shared.drain(self.state()?);
-        if !self.collect(request)? {
-            match self.place(&mut request.placement, &mut request.refusal) {
+        if request.granted.is_none() {
+            match self.place(&mut request.placement, request.ticket, &mut request.refusal) {
                 Ok(chunks) => request.granted = Some(chunks),
                 Err(Unserved::Forked) => return Err(Forked),
-                // The mutex may have been released meanwhile, and the request served.
-                Err(Unserved::Exhausted | Unserved::Impossible) => _ = self.collect(request)?,
+                Err(Unserved::Exhausted | Unserved::Impossible) => {}
             }
-        }
-        Ok(request.granted.is_some())
-    }
-
-    /// Takes what others have granted the request.
-    fn collect(&mut self, request: &mut PressureRequest) -> Result<bool, Forked> {
-        let state = self.state()?;
-        if request.granted.is_none() {
-            request.granted = state.waiters.collect(request);
         }
         Ok(request.granted.is_some())
     }
 
     /// From now on whoever frees memory serves the request before younger registered ones, until it ends.
     ///
+    /// `waker`, if any, is woken once: when the request has been granted memory, which the next
+    /// [`search`](Self::search) returns, or when it ends; at once if it is registered already. It is called with no
+    /// allocator mutex of this allocator held, on the thread that freed the memory: it must neither wait nor panic.
+    ///
     /// # Errors
     /// [`Forked`] in a forked child.
-    pub fn register(&mut self, request: &mut PressureRequest) -> Result<(), Forked> {
-        self.state()?.waiters.register(request);
+    pub fn register(&mut self, request: &mut PressureRequest, waker: Option<Waker>) -> Result<(), Forked> {
+        self.state()?.waiters.register(request, waker);
         Ok(())
     }
 
@@ -168,7 +161,10 @@ impl<'a> AllocatorGuard<'a> {
     /// Waits, with the mutex released, until another thread has finished acquiring or releasing a region, or
     /// `timeout` has passed. What is freed meanwhile may be pending: the caller searches again.
     pub(crate) fn wait_for_region(&mut self, timeout: Duration) -> Result<(), Forked> {
-        self.state()?;
+        if self.state()?.waiters.has_woken() {
+            // They must hear of their memory before this thread sleeps.
+            return self.unlocked(|_| ());
+        }
         let Some(state) = self.state.take() else { return Err(Forked) };
         rank::released();
         let (state, _) =
@@ -180,8 +176,7 @@ impl<'a> AllocatorGuard<'a> {
 
     fn release(&mut self) {
         if let Some(state) = self.state.take() {
-            drop(state);
-            rank::released();
+            unlock(state);
             self.shared.after_unlock();
         }
     }
@@ -193,6 +188,14 @@ impl<'a> AllocatorGuard<'a> {
             rank::released();
         }
     }
+}
+
+/// Releases the mutex, then wakes those who were granted memory.
+fn unlock(mut state: MutexGuard<'_, State>) {
+    let woken = state.waiters.take_woken();
+    drop(state);
+    rank::released();
+    woken.into_iter().for_each(Waker::wake);
 }
 
 #[cfg(all(test, loom))]
@@ -252,8 +255,7 @@ impl Shared {
             };
             rank::acquired();
             self.drain(&mut state);
-            drop(state);
-            rank::released();
+            unlock(state);
         }
     }
 }

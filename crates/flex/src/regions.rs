@@ -14,6 +14,7 @@ use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
 use crate::lock::{AllocatorGuard, Unlocked};
+use crate::pressure::waiters::Ticket;
 use crate::sync::now;
 use crate::units::RegionId;
 
@@ -42,16 +43,23 @@ impl From<Forked> for Unserved {
 impl AllocatorGuard<'_> {
     /// Places a request, acquiring regions as needed. The mutex may be released and locked again in between.
     ///
-    /// A region that the device refuses is not asked for again on behalf of this request; `refusal` keeps why.
+    /// A region that the device refuses is not asked for again on behalf of this request; `refusal` keeps why. What a
+    /// registered request was granted meanwhile is taken first, so that it never holds two blocks.
     pub(crate) fn place(
         &mut self,
         placement: &mut Request,
+        ticket: Option<Ticket>,
         refusal: &mut Option<FlexError>,
     ) -> Result<Chunks, Unserved> {
         let mut deadline = None;
         loop {
             let shared = self.shared();
-            match shared.place(self.state()?, placement) {
+            let state = self.state()?;
+            shared.drain(state);
+            if let Some(chunks) = ticket.and_then(|ticket| state.waiters.collect(ticket)) {
+                return Ok(chunks);
+            }
+            match shared.place(state, placement) {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unplaced::NeedsRegion(slot)) => {
                     if let Err(error) = self.acquire_region(slot)? {

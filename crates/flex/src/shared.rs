@@ -55,9 +55,8 @@ impl Shared {
         self.serve(state);
     }
 
-    /// Places a request, or says why not, after draining one batch.
+    /// Places a request, or says why not.
     pub(crate) fn place(&self, state: &mut State, request: &Request) -> Result<Chunks, Unplaced> {
-        self.drain(state);
         let chunks = state.arena.place(request)?;
         self.prepare(&chunks);
         Ok(chunks)

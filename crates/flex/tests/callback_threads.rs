@@ -4,7 +4,9 @@
 #[path = "common/support.rs"]
 mod support;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Wake, Waker};
 use std::thread;
 
 use flex::FlexAllocator;
@@ -188,7 +190,7 @@ fn a_free_serves_the_oldest_registered_request() {
     let (go_on, wait_to_go_on) = mpsc::channel::<()>();
     let wait_to_go_on = Mutex::new(wait_to_go_on);
     set_callback(&allocator, move |guard, request| {
-        guard.register(request).unwrap();
+        guard.register(request, None).unwrap();
         guard
             .unlocked(|_| {
                 registered.send(()).unwrap();
@@ -228,7 +230,7 @@ fn lifting_the_limit_serves_registered_requests() {
     let kept = allocate(&allocator, 4 * KIB).unwrap();
     let handle = allocator.clone();
     set_callback(&allocator, move |guard, request| {
-        guard.register(request).unwrap();
+        guard.register(request, None).unwrap();
         let granted = guard.unlocked(|_| {
             handle.set_limit_bytes(None).unwrap();
             handle.statistics().unwrap().allocated_bytes.current
@@ -265,4 +267,63 @@ fn callbacks_may_be_exchanged_all_the_time() {
     });
     drop(hoard.take());
     check(&allocator, 0);
+}
+
+#[test]
+fn a_registered_request_never_holds_two_blocks() {
+    let _watchdog = watchdog();
+    let allocator = allocator(600 * 128);
+    let mut blocks: Vec<_> = allocate_many(&allocator, 600, 128).into_iter().map(Some).collect();
+    // Two places for a request of two units are queued before a whole batch of blocks that have live neighbours: the
+    // first batch drained does not serve it, and the second comes while it searches.
+    let order = (0..4).chain((10..10 + 2 * 256).step_by(2));
+    let freed: Vec<_> = order.filter_map(|index| blocks[index].take()).collect();
+    let left = (600 - freed.len() as u64) * 128;
+    let freed = Mutex::new(freed);
+    let held = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&held);
+    set_callback(&allocator, move |guard, request| {
+        guard.register(request, None).unwrap();
+        let freed = std::mem::take(&mut *freed.lock().unwrap());
+        // The mutex is held: all of them are queued.
+        thread::spawn(move || drop(freed)).join().unwrap();
+        assert!(guard.search(request).unwrap());
+        *seen.lock().unwrap() = Some(guard.statistics().unwrap().allocated_bytes.current);
+        Verdict::GiveUp
+    });
+    let served = allocate(&allocator, 256).unwrap();
+    assert_eq!(*held.lock().unwrap(), Some(left + 256));
+    drop(served);
+    check(&allocator, left);
+}
+
+struct CountWakes(AtomicU64);
+
+impl Wake for CountWakes {
+    fn wake(self: Arc<Self>) {
+        flex::rank::assert_unlocked("wake");
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_waker_is_woken_once_when_memory_is_granted_or_the_request_ends() {
+    let _watchdog = watchdog();
+    for granted in [true, false] {
+        let (allocator, hoard) = full();
+        let wakes = Arc::new(CountWakes(AtomicU64::new(0)));
+        let (waker, kept) = (Arc::clone(&wakes), hoard.clone());
+        set_callback(&allocator, move |guard, request| {
+            guard.register(request, Some(Waker::from(Arc::clone(&waker)))).unwrap();
+            guard.unlocked(|_| granted.then(|| kept.free_one())).unwrap();
+            assert_eq!(waker.0.load(Ordering::SeqCst), u64::from(granted));
+            Verdict::GiveUp
+        });
+        assert_eq!(allocate(&allocator, 4 * KIB).is_ok(), granted);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        drop(allocator.set_memory_pressure_callback(None).unwrap());
+        assert_eq!(Arc::strong_count(&wakes), 1, "nothing keeps the waker");
+        drop(hoard.take());
+        check(&allocator, 0);
+    }
 }

@@ -279,8 +279,8 @@ fn what_a_registered_request_was_granted_goes_back() {
     let (allocator, hoard) = full();
     let (blocks, handle) = (hoard.clone(), allocator.clone());
     set_callback(&allocator, move |guard, request| {
-        guard.register(request).unwrap();
-        guard.register(request).unwrap();
+        guard.register(request, None).unwrap();
+        guard.register(request, None).unwrap();
         let allocated = guard.unlocked(|_| {
             blocks.free_one();
             handle.statistics().unwrap().allocation.current

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 
 use tracing::debug;
 
-use super::flight::{LandOnDrop, Outcome};
+use super::flight::{LandOnDrop, Missed, Outcome};
 use super::hooks;
 use super::job::{Answer, Job, Phase, Task};
 use super::{Gate, Generation, Petition, State, ThreadToken};
@@ -51,14 +51,15 @@ impl Gate {
             Ok(Answer::Collected(outcome)) => outcome,
             Ok(Answer::Alone) => {
                 let mut landing =
-                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+                    LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout.into()) };
                 self.reclaimer.attached(proof, petition.entry.thread, &mut || {
                     landing.outcome = self.run_collection(proof, petition, generation, epoch, false);
                 });
                 landing.outcome
             }
             Ok(Answer::Hints(_) | Answer::Hooked) => unreachable!("that answers no collection"),
-            Ok(Answer::Failed(reason)) | Err(reason) => Err(reason),
+            Ok(Answer::Failed(reason)) => Err(reason.into()),
+            Err(missed) => Err(missed),
         }
     }
 
@@ -77,59 +78,72 @@ impl Gate {
     }
 
     /// Has a collector thread call a hook. True if the requester may call it by itself instead.
-    pub(super) fn ask_collector_for_hook(&self, task: Task, petition: &Petition) -> Result<bool, SkipReason> {
+    pub(super) fn ask_collector_for_hook(&self, task: Task, petition: &Petition) -> Result<bool, Missed> {
         match self.ask_collector(task, petition)? {
             Answer::Alone => Ok(true),
-            Answer::Failed(reason) => Err(reason),
+            Answer::Failed(reason) => Err(reason.into()),
             Answer::Hooked | Answer::Collected(_) | Answer::Hints(_) => Ok(false),
         }
     }
 
-    /// Queues a job and waits for its answer. A collection whose answer does not come in time is cancelled if it
-    /// has not begun, or waits for a foreign one, and lands; else it is abandoned, and lands when it ends.
-    fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, SkipReason> {
+    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for. A collection that was
+    /// not waited for is cancelled if it has not begun, or waits for a foreign one, and lands; else it is abandoned, and
+    /// lands when it ends.
+    fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, Missed> {
         let job = Arc::new(Job::new(task.clone(), petition.clone()));
         self.queue(&job)?;
-        let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked) };
+        let Ok(mut state) = self.lock() else { return Err(SkipReason::Forked.into()) };
         loop {
             if let Some(answer) = job.take_answer() {
                 return Ok(answer);
             }
             let left = petition.deadline.saturating_duration_since(now());
-            if left.is_zero() || self.is_closing() {
-                let reason = if self.is_closing() { SkipReason::Finalizing } else { SkipReason::Timeout };
-                let abandoned = self.give_up(&mut state, &job, reason);
+            let missed = if petition.is_granted() {
+                Some(Missed::Granted)
+            } else if self.is_closing() {
+                Some(SkipReason::Finalizing.into())
+            } else {
+                left.is_zero().then_some(SkipReason::Timeout.into())
+            };
+            if let Some(missed) = missed {
+                let abandoned = self.give_up(&mut state, &job, missed);
                 drop(state);
                 if abandoned {
                     debug!(%task, "goes on past the deadline of its request");
                 }
-                return Err(reason);
+                return Err(missed);
             }
             state = self.wait(state, left);
         }
     }
 
-    /// Ends the waiting for a job. True if it is abandoned: it goes on past the deadline.
-    fn give_up(&self, state: &mut State, job: &Arc<Job>, reason: SkipReason) -> bool {
+    /// Ends the waiting for a job. True if it goes on past the deadline.
+    fn give_up(&self, state: &mut State, job: &Arc<Job>, missed: Missed) -> bool {
         state.jobs.retain(|queued| !Arc::ptr_eq(queued, job));
         let running = job.phase() == Phase::Running;
         job.set_phase(if running { Phase::Abandoned } else { Phase::Cancelled });
-        if let Task::Hook { .. } = job.task {
-            if running {
-                state.hooks.mark_overdue();
+        let late = running && missed == Missed::Skipped(SkipReason::Timeout);
+        match job.task {
+            Task::Hook { .. } => {
+                if running {
+                    state.hooks.goes_on_alone(missed != Missed::Granted);
+                }
+                late
             }
-            return running;
+            Task::Collect { generation, epoch } if !running || state.is_behind_foreign(epoch) => {
+                state.land(epoch, generation, Err(missed));
+                self.changed.notify_all();
+                false
+            }
+            Task::Collect { epoch, .. } => {
+                if late {
+                    PressureCounters::add(&job.petition.counters.collectors_abandoned, 1);
+                    state.mark_overdue(epoch);
+                }
+                late
+            }
+            Task::Hints => false,
         }
-        let Task::Collect { generation, epoch } = job.task else { return false };
-        if !running || state.is_behind_foreign(epoch) {
-            state.land(epoch, generation, Err(reason));
-            self.changed.notify_all();
-        } else if reason == SkipReason::Timeout {
-            PressureCounters::add(&job.petition.counters.collectors_abandoned, 1);
-            state.mark_overdue(epoch);
-            return true;
-        }
-        false
     }
 
     /// Queues a job for a collector thread that is idle or will be unless it gets stuck, or starts a new one.
@@ -148,7 +162,7 @@ impl Gate {
         if job.phase() != Phase::Queued {
             return Ok(()); // A collector that had become idle took it.
         }
-        self.give_up(&mut state, job, SkipReason::Uninitialized);
+        self.give_up(&mut state, job, SkipReason::Uninitialized.into());
         Err(SkipReason::Uninitialized)
     }
 
@@ -210,7 +224,7 @@ impl Gate {
         }
         if job.answer(Answer::Failed(reason)) {
             match job.task {
-                Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason)),
+                Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason.into())),
                 Task::Hook { .. } if job.phase() == Phase::Abandoned => state.hooks.end_run(),
                 Task::Hook { .. } | Task::Hints => {}
             }
@@ -246,7 +260,7 @@ impl Gate {
                 Answer::Collected(outcome) => state.land(epoch, generation, outcome),
                 // Nobody is left to collect by itself.
                 Answer::Alone if job.phase() == Phase::Abandoned => {
-                    state.land(epoch, generation, Err(SkipReason::Timeout));
+                    state.land(epoch, generation, Err(SkipReason::Timeout.into()));
                 }
                 _ => {}
             }

@@ -30,8 +30,22 @@ pub(super) struct Flight {
     overdue: bool,
 }
 
+/// Why a collection did not run, or nobody waited for its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missed {
+    Skipped(SkipReason),
+    /// The request was granted memory meanwhile.
+    Granted,
+}
+
+impl From<SkipReason> for Missed {
+    fn from(reason: SkipReason) -> Self {
+        Missed::Skipped(reason)
+    }
+}
+
 /// How a collection ended.
-pub(super) type Outcome = Result<Collected, SkipReason>;
+pub(super) type Outcome = Result<Collected, Missed>;
 
 /// A flight that has ended.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +59,8 @@ pub(super) struct Landing {
 pub(super) enum Turn {
     /// Its own collection.
     Own(Outcome),
-    /// Somebody else's landed while it waited; `None` if so many did that it is forgotten, or none in time.
+    /// Somebody else's landed while it waited; `None` if so many did that it is forgotten, or none in time, or if the
+    /// request was granted memory first.
     Shared(Option<Landing>),
 }
 
@@ -93,12 +108,12 @@ impl Gate {
 
     /// Runs a collection for a request, or waits for the one in flight.
     pub(super) fn collect(&self, proof: &Unlocked<'_>, petition: &Petition, generation: Generation) -> Turn {
-        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked)) };
+        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked.into())) };
         if self.is_closing() {
-            return Turn::Own(Err(SkipReason::Finalizing));
+            return Turn::Own(Err(SkipReason::Finalizing.into()));
         }
         match state.flight {
-            Some(Flight { overdue: true, .. }) => Turn::Own(Err(SkipReason::Timeout)),
+            Some(Flight { overdue: true, .. }) => Turn::Own(Err(SkipReason::Timeout.into())),
             Some(flight) => {
                 drop(state);
                 self.share(proof, petition, flight.epoch)
@@ -119,14 +134,17 @@ impl Gate {
     }
 
     fn wait_for_landing(&self, petition: &Petition, epoch: u64) -> Turn {
-        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked)) };
+        let Ok(mut state) = self.lock() else { return Turn::Own(Err(SkipReason::Forked.into())) };
         loop {
+            if petition.is_granted() {
+                return Turn::Shared(None);
+            }
             if state.in_the_air(epoch).is_none() || self.is_closing() {
                 return Turn::Shared(state.landings.iter().find(|landing| landing.epoch == epoch).copied());
             }
             if self.is_in_collection(petition) && state.is_behind_foreign(epoch) {
                 // It waits for the collection that this thread is in the middle of.
-                return Turn::Own(Err(SkipReason::Reentrant));
+                return Turn::Own(Err(SkipReason::Reentrant.into()));
             }
             let left = petition.deadline.saturating_duration_since(now());
             if left.is_zero() {
@@ -143,7 +161,8 @@ impl Gate {
         if !petition.entry.attached {
             return self.delegate(proof, petition, generation, epoch);
         }
-        let mut landing = LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout) };
+        let mut landing =
+            LandOnDrop { gate: self, epoch, generation, outcome: Err(SkipReason::Timeout.into()) };
         landing.outcome = self.run_collection(proof, petition, generation, epoch, false);
         landing.outcome
     }
@@ -160,12 +179,12 @@ impl Gate {
         let mut poll = Duration::from_micros(500);
         loop {
             if petition.respect_disable && !self.reclaimer.collector_enabled(proof) {
-                return Err(SkipReason::Disabled);
+                return Err(SkipReason::Disabled.into());
             }
             let stopped = self.reclaimer.collections_stopped();
             let collected = self.reclaimer.collect(proof, generation);
             if is_forked() {
-                return Err(SkipReason::Forked);
+                return Err(SkipReason::Forked.into());
             }
             if collected.ran {
                 petition.counters.count_collection(generation == Generation::Full, collected.elapsed);
@@ -174,7 +193,7 @@ impl Gate {
             let unseen =
                 !on_collector && !self.reclaimer.has_other_threads(proof, &|thread| self.is_resting(thread));
             if self.is_in_collection(petition) || unseen {
-                return Err(SkipReason::Reentrant);
+                return Err(SkipReason::Reentrant.into());
             }
             self.wait_behind_foreign(proof, petition, epoch, stopped, poll)?;
             poll = (poll * 2).min(LONGEST_POLL);
@@ -189,19 +208,21 @@ impl Gate {
         epoch: u64,
         stopped: u64,
         step: Duration,
-    ) -> Result<(), SkipReason> {
+    ) -> Result<(), Missed> {
         let mut in_time = false;
         self.reclaimer.detached(proof, &mut || {
             in_time = self.wait_for_foreign_stop(petition, epoch, stopped, step);
         });
         if is_forked() {
-            Err(SkipReason::Forked)
+            Err(SkipReason::Forked.into())
         } else if self.is_closing() {
-            Err(SkipReason::Finalizing)
+            Err(SkipReason::Finalizing.into())
+        } else if petition.is_granted() {
+            Err(Missed::Granted)
         } else if in_time {
             Ok(())
         } else {
-            Err(SkipReason::Timeout)
+            Err(SkipReason::Timeout.into())
         }
     }
 
@@ -214,7 +235,8 @@ impl Gate {
             flight.behind_foreign = true;
             self.changed.notify_all();
         }
-        while self.reclaimer.collections_stopped() == stopped && !self.is_closing() {
+        while self.reclaimer.collections_stopped() == stopped && !self.is_closing() && !petition.is_granted()
+        {
             let left = end.saturating_duration_since(now());
             if left.is_zero() {
                 break;

@@ -10,11 +10,12 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
+use super::flight::Missed;
 use super::job::Task;
 use super::{Gate, Petition};
 use crate::lock::Unlocked;
 use crate::pressure::collecting::InPressure;
-use crate::pressure::{PressureCause, PressureCounters, SkipReason};
+use crate::pressure::{PressureCause, PressureCounters};
 use crate::sync::now;
 
 /// What a hook is told.
@@ -67,7 +68,9 @@ pub(super) struct Hooks {
     registered: u64,
     /// A request runs the hooks.
     running: bool,
-    /// The deadline of the request that runs them passed. Later requests do not wait for it.
+    /// A hook goes on although the request it ran for has left: it ends the run when it returns.
+    alone: bool,
+    /// The deadline of that request had passed. Later ones do not wait for the hook.
     overdue: bool,
     /// Runs that have ended.
     runs: u64,
@@ -110,7 +113,7 @@ impl Gate {
         petition: &Petition,
         hook: Arc<dyn PressureHook>,
         event: HookEvent,
-    ) -> Result<(), SkipReason> {
+    ) -> Result<(), Missed> {
         if petition.entry.attached {
             call(proof, petition, &*hook, &event);
             return Ok(());
@@ -150,7 +153,8 @@ impl Gate {
     fn wait_for_hooks(&self, petition: &Petition) {
         let Ok(mut state) = self.lock() else { return };
         let runs = state.hooks.runs;
-        while state.hooks.running && state.hooks.runs == runs && !state.hooks.overdue && !self.is_closing() {
+        let goes_on = |hooks: &Hooks| hooks.running && hooks.runs == runs && !hooks.overdue;
+        while goes_on(&state.hooks) && !self.is_closing() && !petition.is_granted() {
             let left = petition.deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
@@ -168,8 +172,7 @@ pub(super) struct HookRun<'a> {
 impl Drop for HookRun<'_> {
     fn drop(&mut self) {
         let Ok(mut state) = self.gate.lock() else { return };
-        // A hook that goes on past the deadline ends the run when it returns.
-        if !state.hooks.overdue {
+        if !state.hooks.alone {
             state.hooks.end_run();
         }
         self.gate.changed.notify_all();
@@ -180,13 +183,15 @@ impl Hooks {
     /// Others may run the hooks.
     pub(super) fn end_run(&mut self) {
         self.running = false;
+        self.alone = false;
         self.overdue = false;
         self.runs += 1;
     }
 
-    /// The hook that runs goes on past the deadline of its request.
-    pub(super) fn mark_overdue(&mut self) {
-        self.overdue = true;
+    /// The request has left, and the hook that runs for it goes on.
+    pub(super) fn goes_on_alone(&mut self, overdue: bool) {
+        self.alone = true;
+        self.overdue = overdue;
     }
 }
 

@@ -5,9 +5,10 @@
 //! collection; waiting for memory that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::flight::Turn;
+use super::flight::{Missed, Turn};
 use super::{CollectPolicy, Gate, Generation, Petition, PolicySettings};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
@@ -58,6 +59,8 @@ struct Climb<'a> {
     gate: &'a Gate,
     policy: PolicySettings,
     petition: Petition,
+    /// Until the request registers.
+    waker: Option<Waker>,
     /// A flight with a later epoch began after this request had failed.
     since_epoch: u64,
     reclaimed_at_start: u64,
@@ -82,8 +85,10 @@ impl<'a> Climb<'a> {
         let deadline = deadline_in(policy.timeout);
         let (entry, since_epoch) = guard.unlocked(|_| (gate.reclaimer.entry(), gate.epoch()))?;
         let respect_disable = policy.collect == CollectPolicy::RespectDisable;
-        let petition = Petition { entry, deadline, respect_disable, counters };
-        Ok(Climb { gate, policy, petition, since_epoch, reclaimed_at_start, freed_at_start })
+        let grant = gate.grant();
+        let waker = Some(Waker::from(Arc::clone(&grant)));
+        let petition = Petition { entry, deadline, respect_disable, counters, grant };
+        Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
     fn run(&mut self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Result<(), Forked> {
@@ -136,7 +141,7 @@ impl<'a> Climb<'a> {
             attempt += 1;
             let event = guard.hook_event(request, attempt)?;
             let called = guard.unlocked(|proof| self.gate.run_hook(proof, &self.petition, hook, event))?;
-            request.report.timed_out |= called == Err(SkipReason::Timeout);
+            request.report.timed_out |= called == Err(Missed::Skipped(SkipReason::Timeout));
             if guard.search(request)? || called.is_err() {
                 break;
             }
@@ -204,7 +209,7 @@ impl<'a> Climb<'a> {
             if guard.search(request)? {
                 return Ok(Full::Done);
             }
-            guard.register(request)?;
+            guard.register(request, self.waker.take())?;
             match step {
                 Step::Skipped => return Ok(Full::Done),
                 Step::Shared => {}
@@ -243,11 +248,11 @@ impl<'a> Climb<'a> {
                 }
                 _ => return Ok(self.unshared(request)),
             },
-            Turn::Own(Err(reason)) => {
+            Turn::Own(Err(Missed::Skipped(reason))) => {
                 skip(request, reason);
                 return Ok(Step::Skipped);
             }
-            Turn::Shared(None) => return Ok(self.unshared(request)),
+            Turn::Own(Err(Missed::Granted)) | Turn::Shared(None) => return Ok(self.unshared(request)),
         };
         // It began after this request had failed, so this thread is in the middle of none: a mark would be stale.
         collecting::end_foreign();
@@ -257,6 +262,9 @@ impl<'a> Climb<'a> {
 
     /// Somebody else's collection did not count: go on, unless there is no time left.
     fn unshared(&self, request: &mut PressureRequest) -> Step {
+        if self.petition.is_granted() {
+            return Step::Shared;
+        }
         if self.gate.is_closing() {
             skip(request, SkipReason::Finalizing);
             return Step::Skipped;

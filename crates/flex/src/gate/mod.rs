@@ -19,6 +19,7 @@ mod schedules;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
+use std::task::Wake;
 use std::time::{Duration, Instant};
 
 pub use hooks::{HookEvent, HookId, PressureHook};
@@ -80,11 +81,36 @@ struct Petition {
     deadline: Instant,
     respect_disable: bool,
     counters: Arc<PressureCounters>,
+    grant: Arc<Grant>,
+}
+
+/// Tells a request that sleeps at the gate that it has been granted memory: the waker it registers with.
+struct Grant {
+    gate: Weak<Gate>,
+    given: AtomicBool,
+}
+
+impl Wake for Grant {
+    fn wake(self: Arc<Self>) {
+        self.given.store(true, Ordering::SeqCst);
+        if let Some(gate) = self.gate.upgrade()
+            && let Ok(state) = gate.lock_innermost()
+        {
+            // Whoever looked before is asleep by now.
+            drop(state);
+            gate.changed.notify_all();
+        }
+    }
 }
 
 impl Petition {
     fn is_late(&self) -> bool {
         now() >= self.deadline
+    }
+
+    /// Whether the request has been granted memory: there is nothing to wait for any more. A hint, the search tells.
+    fn is_granted(&self) -> bool {
+        self.grant.given.load(Ordering::SeqCst)
     }
 }
 
@@ -147,11 +173,21 @@ impl Gate {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>, Forked> {
+        rank::assert_unlocked("lock the gate");
+        self.lock_innermost()
+    }
+
+    /// As [`lock`](Self::lock), also for a thread that frees a block of one allocator while it holds another's mutex:
+    /// whoever holds this lock waits for no mutex.
+    fn lock_innermost(&self) -> Result<MutexGuard<'_, State>, Forked> {
         if is_forked() {
             return Err(Forked);
         }
-        rank::assert_unlocked("lock the gate");
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn grant(&self) -> Arc<Grant> {
+        Arc::new(Grant { gate: Weak::clone(&self.me), given: AtomicBool::new(false) })
     }
 
     /// Waits for a change, at most for `timeout`. The caller looks at the state again in any case.

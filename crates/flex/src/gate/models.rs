@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::flight::{Outcome, Turn};
+use super::flight::{Missed, Outcome, Turn};
 use super::*;
 use crate::lock::Unlocked;
 use crate::model_world::{Count, ModelInterpreter};
@@ -28,6 +28,10 @@ impl World {
 
     /// One request at the gate: the collection it got, and whether it was its own.
     fn request(&self) -> (Outcome, bool) {
+        self.request_with(self.gate.grant())
+    }
+
+    fn request_with(&self, grant: Arc<Grant>) -> (Outcome, bool) {
         let proof = Unlocked::on_collector_thread();
         let entry = self.interpreter.entry();
         let before_failing = self.interpreter.step();
@@ -37,10 +41,11 @@ impl World {
             deadline: now() + Duration::from_secs(10),
             respect_disable: false,
             counters: Arc::default(),
+            grant,
         };
         match self.gate.collect(&proof, &petition, Generation::Full) {
             Turn::Own(outcome) => (outcome, true),
-            Turn::Shared(None) => (Err(SkipReason::Timeout), false),
+            Turn::Shared(None) => (Err(SkipReason::Timeout.into()), false),
             Turn::Shared(Some(landing)) => {
                 let counts = landing.epoch > since && landing.outcome.is_ok();
                 let began = self.interpreter.began.load(Ordering::SeqCst);
@@ -90,7 +95,7 @@ impl World {
 }
 
 fn is_timeout(outcome: &Outcome) -> bool {
-    *outcome == Err(SkipReason::Timeout)
+    *outcome == Err(SkipReason::Timeout.into())
 }
 
 /// Two threads, at most six preemptions.
@@ -188,10 +193,22 @@ fn closing_ends_a_delegated_flight() {
         let world = World::new(false);
         let close = world.spawn(|world| world.gate.close());
         let (outcome, own) = world.request();
-        assert!(own && (outcome.is_ok() || outcome == Err(SkipReason::Finalizing)), "{outcome:?}");
+        assert!(own && (outcome.is_ok() || outcome == Err(SkipReason::Finalizing.into())), "{outcome:?}");
         close.join().unwrap();
         world.end();
     });
+}
+
+/// Makes the next collection stand still: it adds to the first count, then waits for the second.
+fn stuck_finalizer(world: &World) -> (Arc<Count>, Arc<Count>) {
+    let (entered, answered) = (Arc::new(Count::default()), Arc::new(Count::default()));
+    let (tell, wait) = (Arc::clone(&entered), Arc::clone(&answered));
+    let stick = move || {
+        tell.add_one();
+        wait.wait_for(1);
+    };
+    world.interpreter.finalizers.lock().unwrap().push(Box::new(stick));
+    (entered, answered)
 }
 
 /// Three threads, at most four preemptions: the flight is stuck in a finalizer until the sharer has its answer.
@@ -199,13 +216,7 @@ fn closing_ends_a_delegated_flight() {
 fn closing_ends_the_wait_for_a_flight_that_is_stuck() {
     check(Some(4), || {
         let world = World::new(false);
-        let (entered, answered) = (Arc::new(Count::default()), Arc::new(Count::default()));
-        let (tell, wait) = (Arc::clone(&entered), Arc::clone(&answered));
-        let stick = move || {
-            tell.add_one();
-            wait.wait_for(1);
-        };
-        world.interpreter.finalizers.lock().unwrap().push(Box::new(stick));
+        let (entered, answered) = stuck_finalizer(&world);
         let flight = world.spawn(World::attached_request);
         entered.wait_for(1);
         let close = world.spawn(|world| world.gate.close());
@@ -216,6 +227,48 @@ fn closing_ends_the_wait_for_a_flight_that_is_stuck() {
         close.join().unwrap();
         world.end();
     });
+}
+
+/// Three threads, at most four preemptions: the flight is stuck until the sharer has been granted memory and has left.
+#[test]
+fn a_grant_ends_the_wait_for_a_flight_that_is_stuck() {
+    check(Some(4), || {
+        let world = World::new(false);
+        let (entered, left) = stuck_finalizer(&world);
+        let flight = world.spawn(World::attached_request);
+        entered.wait_for(1);
+        let grant = world.gate.grant();
+        let free = world.spawn({
+            let grant = Arc::clone(&grant);
+            move |_| grant.wake()
+        });
+        let request = || world.request_with(grant);
+        assert!(!world.interpreter.python_thread(request).1, "it shares the flight");
+        left.add_one();
+        assert!(flight.join().unwrap().0.is_ok());
+        free.join().unwrap();
+        world.end();
+    });
+}
+
+/// Three threads, the collector being one, at most three preemptions: a detached request is granted memory at any point of
+/// its own flight, which goes on without it.
+#[test]
+fn a_grant_ends_the_wait_for_ones_own_delegated_flight() {
+    for alone in [false, true] {
+        check(Some(3), move || {
+            let world = World::new(alone);
+            let grant = world.gate.grant();
+            let free = world.spawn({
+                let grant = Arc::clone(&grant);
+                move |_| grant.wake()
+            });
+            let (outcome, own) = world.request_with(grant);
+            assert!(own && (outcome.is_ok() || outcome == Err(Missed::Granted)), "{outcome:?}");
+            free.join().unwrap();
+            world.end();
+        });
+    }
 }
 
 /// Three threads, the clock being one, at most four preemptions: the program collects by itself; ours is refused, waits,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Wake, Waker};
 
 use crate::model_world::{BLOCK, Count, allocate, allocator};
 use crate::pressure::{PressureRequest, SharedCallback, Verdict};
@@ -78,7 +79,7 @@ fn waiting_world(freed: &Arc<Count>, registered: &Arc<Count>) -> (FlexAllocator,
     let (freed, registered) = (Arc::clone(freed), Arc::clone(registered));
     allocator
         .set_memory_pressure_callback(Some(callback(move |guard, request| {
-            guard.register(request).unwrap();
+            guard.register(request, None).unwrap();
             let wait = || {
                 registered.add_one();
                 freed.wait_for(1);
@@ -136,6 +137,46 @@ fn the_oldest_registered_request_is_served_first() {
         let (older, younger) = (older.join().unwrap(), younger.join().unwrap());
         assert!(older.is_some() && younger.is_none(), "the younger request overtook the older one");
         drop(older);
+        drop(allocator.set_memory_pressure_callback(None));
+        assert_balanced(&allocator, 0);
+    });
+}
+
+struct Alarm(Count);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        crate::rank::assert_unlocked("wake");
+        self.0.add_one();
+    }
+}
+
+/// Three threads, at most four preemptions: a registered request sleeps, without a deadline, until it is woken. The free
+/// that serves it comes at any time, and may meet a mutex that a third thread has taken.
+#[test]
+fn a_granted_request_is_woken() {
+    check(Some(4), || {
+        let allocator = allocator(1);
+        let block = allocate(&allocator).unwrap();
+        allocator
+            .set_memory_pressure_callback(Some(callback(move |guard, request| {
+                if !guard.search(request).unwrap() {
+                    let alarm = Arc::new(Alarm(Count::default()));
+                    guard.register(request, Some(Waker::from(Arc::clone(&alarm)))).unwrap();
+                    guard.unlocked(|_| alarm.0.wait_for(1)).unwrap();
+                    assert!(guard.search(request).unwrap(), "woken without memory");
+                }
+                Verdict::GiveUp
+            })))
+            .unwrap();
+        let look = {
+            let allocator = allocator.clone();
+            thread::spawn(move || allocator.while_locked(|| ()).unwrap())
+        };
+        let free = thread::spawn(move || drop(block));
+        drop(allocate(&allocator).unwrap());
+        look.join().unwrap();
+        free.join().unwrap();
         drop(allocator.set_memory_pressure_callback(None));
         assert_balanced(&allocator, 0);
     });

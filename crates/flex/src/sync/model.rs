@@ -31,9 +31,7 @@ macro_rules! checked_thread_local {
 pub(crate) use checked_thread_local as thread_local;
 
 pub(crate) mod atomic {
-    pub(crate) use super::checker::sync::atomic::{
-        AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-    };
+    pub(crate) use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
     /// A fence, unless a mutant goes without; see [`without_fences`](super::without_fences).
     pub(crate) fn fence(ordering: Ordering) {

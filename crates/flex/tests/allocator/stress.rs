@@ -172,7 +172,7 @@ fn threads_never_share_a_byte_and_leave_nothing_behind() {
     let count = Arc::clone(&calls);
     set_callback(&allocator, move |guard, request| {
         count.fetch_add(1, Ordering::Relaxed);
-        guard.register(request).unwrap();
+        guard.register(request, None).unwrap();
         guard.unlocked(|_| thread::yield_now()).unwrap();
         if request.attempt() < 3 { Verdict::Retry } else { Verdict::GiveUp }
     });
