@@ -93,11 +93,6 @@ impl Counters {
         counters.settle_split();
     }
 
-    /// Free blocks of a type have coalesced without a request.
-    pub(crate) fn settle_split(&mut self, memory_type: MemoryType) {
-        self.of_mut(memory_type).settle_split();
-    }
-
     /// A region is acquired.
     pub(crate) fn acquired(&mut self, memory_type: MemoryType, usable_bytes: u64) {
         let counters = self.of_mut(memory_type);

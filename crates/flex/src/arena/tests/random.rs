@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::common::model::{Model, Outcome};
 use super::common::op::{Ask, Op, ops, topologies};
 use crate::arena::trim::TrimCursor;
+use crate::arena::zones::Zones;
 use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSlot, Unplaced};
 use crate::error::FlexError;
 use crate::topology::Topology;
@@ -21,9 +22,13 @@ struct Run {
 }
 
 impl Run {
-    fn new(topology: &Topology, order: RegionOrder) -> Run {
+    fn new(topology: &Topology, order: RegionOrder, zones: Option<Zones>) -> Run {
+        let mut arena = Arena::new(topology, order);
+        if let Some(zones) = zones {
+            arena.regions.iter_mut().for_each(|region| region.zones = zones);
+        }
         Run {
-            arena: Arena::new(topology, order),
+            arena,
             model: Model::new(topology, order),
             live: Vec::new(),
             freed: Vec::new(),
@@ -214,11 +219,25 @@ impl Run {
     }
 }
 
-fn plans() -> impl Strategy<Value = (Topology, RegionOrder, Vec<Op>)> {
+/// Zones as a much larger region has them, so that small ones use them too; or their own.
+fn zones() -> impl Strategy<Value = Option<Zones>> {
+    let large =
+        (0_u32..6, 0_u32..4, 1_u32..4, 0_u32..200).prop_map(|(shift, small, release, high_end)| Zones {
+            extent_units: 1 << shift,
+            small_units: (1 << shift) >> small,
+            release_units: release << shift,
+            high_end_units: high_end,
+        });
+    prop::option::weighted(0.7, large)
+}
+
+type Plan = (Topology, RegionOrder, Option<Zones>, Vec<Op>);
+
+fn plans() -> impl Strategy<Value = Plan> {
     let order = prop_oneof![Just(RegionOrder::MostFree), Just(RegionOrder::LeastFree)];
-    (topologies(), order).prop_flat_map(|(topology, order)| {
+    (topologies(), order, zones()).prop_flat_map(|(topology, order, zones)| {
         let ops = ops(topology.domain_count(), 250);
-        (Just(topology), Just(order), ops)
+        (Just(topology), Just(order), Just(zones), ops)
     })
 }
 
@@ -226,8 +245,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_runs_agree_with_the_model((topology, order, ops) in plans()) {
-        let mut run = Run::new(&topology, order);
+    fn random_runs_agree_with_the_model((topology, order, zones, ops) in plans()) {
+        let mut run = Run::new(&topology, order, zones);
         for op in &ops {
             run.step(op);
         }
