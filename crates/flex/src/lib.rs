@@ -40,6 +40,9 @@
 pub mod address;
 mod allocator;
 pub(crate) mod arena;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod composite;
 pub mod device;
 pub mod directive;

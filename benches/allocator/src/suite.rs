@@ -1,0 +1,252 @@
+//! `make bench`: all measurements one after the other, with a table for each, and the ratios they come to.
+
+use anyhow::Result;
+
+use crate::measure::clock::Clock;
+use crate::measure::packing::Packed;
+use crate::measure::replay::gibibytes;
+use crate::measure::time::{PairTimes, Timed};
+use crate::measure::{latency, locked, mean, metadata, overlap, packing, threads};
+use crate::peers::Peer;
+use crate::peers::best_fit::BestFit;
+use crate::peers::flex_arena::FlexArena;
+use crate::peers::flex_locked::FlexLocked;
+use crate::peers::flex_region::FlexRegion;
+use crate::peers::floor::Floor;
+use crate::peers::mimalloc::Mimalloc;
+use crate::peers::offset_allocator::OffsetAllocator;
+use crate::peers::pytorch::PyTorch;
+use crate::peers::rlsf::Rlsf;
+use crate::peers::vma::{VmaDefault, VmaMinMemory};
+use crate::report::Report;
+use crate::workloads::{Trace, Workload, minimalloc};
+
+/// How many seeds a figure of packing is the mean of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seeds {
+    pub(crate) training: u64,
+    pub(crate) others: u64,
+}
+
+impl Seeds {
+    /// What the targets are stated for.
+    pub(crate) const FULL: Seeds = Seeds { training: 12, others: 30 };
+    /// Enough for a first look.
+    pub(crate) const QUICK: Seeds = Seeds { training: 3, others: 4 };
+}
+
+const TIMED: [Timed; 11] = [
+    Timed::of::<Floor>(),
+    Timed::of::<FlexRegion>(),
+    Timed::of::<FlexArena>(),
+    Timed::of::<FlexLocked>(),
+    Timed::of::<OffsetAllocator>(),
+    Timed::of::<VmaDefault>(),
+    Timed::of::<VmaMinMemory>(),
+    Timed::of::<Rlsf>(),
+    Timed::of::<BestFit>(),
+    Timed::of::<PyTorch>(),
+    Timed::of::<Mimalloc>(),
+];
+
+/// All that allocate offsets online. The first is ours.
+const PACKED: [Packed; 7] = [
+    Packed::of::<FlexArena>(),
+    Packed::of::<VmaMinMemory>(),
+    Packed::of::<VmaDefault>(),
+    Packed::of::<OffsetAllocator>(),
+    Packed::of::<BestFit>(),
+    Packed::of::<Rlsf>(),
+    Packed::of::<PyTorch>(),
+];
+
+/// Everything.
+///
+/// # Errors
+///
+/// Two blocks of some allocator overlap.
+pub(crate) fn run(seeds: Seeds) -> Result<Report> {
+    let mut report = Report::default();
+    let traces = Workload::TIMED.map(|workload| (workload, workload.long()));
+    check_overlap(&traces)?;
+    pair_times(&traces, &mut report);
+    latencies(&traces, &mut report);
+    metadata_sizes(&traces, &mut report);
+    thread_counts(&mut report);
+    for workload in Workload::PACKED {
+        pack(workload, seeds, &mut report);
+    }
+    pack_minimalloc(&mut report);
+    Ok(report)
+}
+
+/// No figure counts of an allocator that hands out a byte twice.
+pub(crate) fn check_overlap(traces: &[(Workload, Trace)]) -> Result<()> {
+    for (_, trace) in traces {
+        overlap::check::<FlexRegion>(trace)?;
+        overlap::check::<FlexArena>(trace)?;
+        overlap::check::<FlexLocked>(trace)?;
+        overlap::check::<OffsetAllocator>(trace)?;
+        overlap::check::<VmaDefault>(trace)?;
+        overlap::check::<VmaMinMemory>(trace)?;
+        overlap::check::<Rlsf>(trace)?;
+        overlap::check::<BestFit>(trace)?;
+        overlap::check::<PyTorch>(trace)?;
+    }
+    println!("no two live blocks overlap, of any allocator that has offsets, on {} traces", traces.len());
+    Ok(())
+}
+
+fn pair_times(traces: &[(Workload, Trace)], report: &mut Report) {
+    let mut worst_lock = 0.0_f64;
+    for (workload, trace) in traces {
+        let trips_ns = locked::trips_ns();
+        let times = PairTimes::measure(&TIMED, trace);
+        println!(
+            "\n{}: {} pairs, {} places, peak {:.2} GiB\n{:<24} {:>9} {:>9}",
+            workload.name(),
+            trace.pairs(),
+            trace.places,
+            gibibytes(trace.peak_units),
+            "ns of a pair",
+            "median",
+            "refused"
+        );
+        for row in &times.rows {
+            println!("{:<24} {:>9.1} {:>9}", row.name, times.median_ns(row.name), row.refused);
+        }
+        let over_floor = locked::over_floor(&times, &trips_ns);
+        println!(
+            "{:<24} {:>9.1}\n{:<24} {over_floor:>9.2}",
+            "lock trip", trips_ns[0], "locked over its floor"
+        );
+        worst_lock = worst_lock.max(over_floor);
+        pair_ratios(*workload, &times, report);
+    }
+    report.set("locked.over_floor", worst_lock);
+}
+
+fn pair_ratios(workload: Workload, times: &PairTimes, report: &mut Report) {
+    let over = |peer| times.ratio(FlexArena::NAME, peer);
+    match workload {
+        Workload::Train => {
+            report.set("pair.train.offset_allocator", over(OffsetAllocator::NAME));
+            report.set("pair.train.vma_min_memory", over(VmaMinMemory::NAME));
+            report.set("pair.train.pytorch_model", over(PyTorch::NAME));
+        }
+        Workload::Kv => {
+            report.set("pair.kv.offset_allocator", over(OffsetAllocator::NAME));
+            report.set("pair.kv.mimalloc", over(Mimalloc::NAME));
+        }
+        Workload::Mix => report.set("pair.mix.offset_allocator", over(OffsetAllocator::NAME)),
+        Workload::Pareto => report.set("pair.pareto.offset_allocator", over(OffsetAllocator::NAME)),
+        Workload::Phase => {}
+    }
+}
+
+/// The worst workload counts.
+fn latencies(traces: &[(Workload, Trace)], report: &mut Report) {
+    let clock = Clock::calibrate();
+    let mut worst = 0.0_f64;
+    println!("\n{:<24} {:>9} {:>9} {:>9}", "allocate, ns", "median", "p99", "ratio");
+    for (workload, trace) in traces {
+        let ours = latency::of_allocate::<FlexArena>(trace, &clock);
+        worst = worst.max(ours.ratio());
+        let vma = latency::of_allocate::<VmaMinMemory>(trace, &clock);
+        for (name, latency) in [(FlexArena::NAME, ours), (VmaMinMemory::NAME, vma)] {
+            let label = format!("{} {name}", workload.name());
+            println!("{label:<24} {:>9.1} {:>9.1} {:>9.2}", latency.p50_ns, latency.p99_ns, latency.ratio());
+        }
+    }
+    report.set("alloc.p99_over_p50", worst);
+}
+
+/// The worst workload counts; the smaller of VMA's two.
+fn metadata_sizes(traces: &[(Workload, Trace)], report: &mut Report) {
+    const KEY: &str = "metadata.vma";
+    println!("\n{:<24} {:>9} {:>9} {:>9}", "bytes of metadata", "arena", "locked", "VMA");
+    let mut worst = 0.0_f64;
+    for (workload, trace) in traces {
+        let (Some(arena), Some(locked), Some(default), Some(tight)) = (
+            metadata::bytes_per_block::<FlexArena>(trace),
+            metadata::bytes_per_block::<FlexLocked>(trace),
+            metadata::bytes_per_block::<VmaDefault>(trace),
+            metadata::bytes_per_block::<VmaMinMemory>(trace),
+        ) else {
+            return report.missing(KEY, "malloc does not say how much is in use".into());
+        };
+        let vma = default.min(tight);
+        println!("{:<24} {arena:>9.1} {locked:>9.1} {vma:>9.1}", workload.name());
+        worst = worst.max(arena / vma);
+    }
+    report.set(KEY, worst);
+}
+
+fn thread_counts(report: &mut Report) {
+    let [one, two, four] = [1, 2, 4].map(threads::pairs_per_microsecond);
+    println!("\npairs a microsecond: one thread {one:.2}, two {two:.2}, four {four:.2}");
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        report.missing("threads2.over_one", "the machine has one processor".into());
+    } else {
+        report.set("threads2.over_one", two / one);
+    }
+    report.set("threads4.over_one", four / one);
+}
+
+fn pack(workload: Workload, seeds: Seeds, report: &mut Report) {
+    let count = if workload == Workload::Train { seeds.training } else { seeds.others };
+    let traces: Vec<_> = (1..=count).map(|seed| workload.short(seed)).collect();
+    let packing = packing::measure_all(&PACKED, &traces);
+    println!(
+        "\n{} packing, {count} seeds {:>13} {:>9} {:>14}",
+        workload.name(),
+        "mean",
+        "ours over",
+        "worst seed"
+    );
+    for (contender, row) in PACKED.iter().zip(&packing) {
+        let worst = packing[0].iter().zip(row).map(|(ours, peer)| ours / peer).fold(f64::INFINITY, f64::min);
+        let (mean, ours) = (mean(row), mean(&packing[0]));
+        println!("{:<24} {mean:>13.4} {:>9.3} {worst:>14.3}", contender.name, ours / mean);
+    }
+    let over = |name: &str| mean(&packing[0]) / mean(of(name, &packing));
+    let vma = over(VmaMinMemory::NAME);
+    match workload {
+        Workload::Train => report.set("packing.train.vma_min_memory", vma),
+        Workload::Mix => {
+            report.set("packing.mix.vma_min_memory", vma);
+            report.set("packing.mix.best_fit", over(BestFit::NAME));
+        }
+        Workload::Pareto => report.set("packing.pareto.vma_min_memory", vma),
+        Workload::Phase => report.set("packing.phase.vma_min_memory", vma),
+        Workload::Kv => {}
+    }
+}
+
+fn of<'a>(name: &str, packing: &'a [Vec<f64>]) -> &'a [f64] {
+    let contender = PACKED.iter().position(|contender| contender.name == name);
+    &packing[contender.expect("a contender that took part")]
+}
+
+fn pack_minimalloc(report: &mut Report) {
+    const KEY: &str = "packing.minimalloc.best_peer";
+    let instances = match minimalloc::traces() {
+        Ok(instances) => instances,
+        Err(error) => {
+            println!("\nMiniMalloc is left out: {error:#}");
+            return report.missing(KEY, format!("{error:#}"));
+        }
+    };
+    let (names, traces): (Vec<_>, Vec<_>) = instances.into_iter().unzip();
+    let packing = packing::measure_all(&PACKED, &traces);
+    print!("\n{:<24} {:>6}", "MiniMalloc packing", "mean");
+    names.iter().for_each(|name| print!(" {name:>6}"));
+    println!();
+    for (contender, row) in PACKED.iter().zip(&packing) {
+        print!("{:<24} {:>6.3}", contender.name, mean(row));
+        row.iter().for_each(|packing| print!(" {packing:>6.3}"));
+        println!();
+    }
+    let best_peer = packing[1..].iter().map(|row| mean(row)).fold(0.0, f64::max);
+    report.set(KEY, mean(&packing[0]) / best_peer);
+}

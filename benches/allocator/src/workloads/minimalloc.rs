@@ -1,0 +1,87 @@
+//! MiniMalloc's eleven challenging instances (Google, Apache-2.0, ASPLOS 2023), played as online traces: a buffer is
+//! allocated at its lower time and freed at its upper one, frees first. Each fits in 1 MiB for who knows it in advance.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Trace, TraceBuilder};
+
+/// Where they are, from the root of the repository.
+const FOLDER: &str = "benches/data/minimalloc/challenging";
+/// The variable that names another folder.
+pub(crate) const FOLDER_VARIABLE: &str = "MINIMALLOC_DATA";
+
+/// All instances, by name.
+pub(crate) fn traces() -> Result<Vec<(String, Trace)>> {
+    let folder = std::env::var_os(FOLDER_VARIABLE).map_or_else(|| PathBuf::from(FOLDER), PathBuf::from);
+    let entries = std::fs::read_dir(&folder)
+        .with_context(|| format!("no instances in {}: set {FOLDER_VARIABLE}", folder.display()))?;
+    let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
+    paths.sort();
+    ensure!(!paths.is_empty(), "no instances in {}", folder.display());
+    paths.iter().map(|path| load(path)).collect()
+}
+
+fn load(path: &Path) -> Result<(String, Trace)> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = file_name.split('.').next().unwrap_or_default().to_owned();
+    Ok((name, parse(&text).with_context(|| path.display().to_string())?))
+}
+
+/// Lines of `id,lower,upper,size` behind a heading.
+fn parse(text: &str) -> Result<Trace> {
+    let mut buffers = Vec::new();
+    for line in text.lines().skip(1) {
+        let fields: Vec<u64> = line
+            .split(',')
+            .map(|field| field.trim().parse())
+            .collect::<Result<_, _>>()
+            .context(line.to_owned())?;
+        let &[_, lower, upper, size_bytes] = fields.as_slice() else { anyhow::bail!("four fields: {line}") };
+        ensure!(lower < upper, "a life: {line}");
+        buffers.push((lower, upper, size_bytes));
+    }
+    let frees = buffers.iter().enumerate().map(|(buffer, &(_, upper, _))| (upper, false, buffer));
+    let allocations = buffers.iter().enumerate().map(|(buffer, &(lower, _, _))| (lower, true, buffer));
+    let mut events: Vec<_> = frees.chain(allocations).collect();
+    events.sort_unstable();
+    let mut trace = TraceBuilder::default();
+    let mut live = vec![None; buffers.len()];
+    for (_, is_allocation, buffer) in events {
+        if is_allocation {
+            live[buffer] = Some(trace.allocate(buffers[buffer].2));
+        } else {
+            trace.free(live[buffer].take().expect("a life"));
+        }
+    }
+    Ok(trace.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frees_come_before_allocations_of_the_same_time() {
+        let trace = parse("id,lower,upper,size\n0,0,5,256\n1,5,6,256\n2,0,6,128\n").unwrap();
+        assert_eq!((trace.peak_units, trace.places, trace.pairs()), (3, 2, 3));
+        assert!(parse("id,lower,upper,size\n0,5,5,256\n").is_err());
+        assert!(parse("id,lower,upper,size\n0,5,256\n").is_err());
+    }
+
+    #[test]
+    fn all_eleven_are_there() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/minimalloc/challenging");
+        let mut names: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| load(&entry.unwrap().path()).unwrap())
+            .inspect(|(_, trace)| assert!(trace.peak_units * crate::peers::UNIT_BYTES <= 1 << 20))
+            .map(|(name, _)| name)
+            .collect();
+        names.sort();
+        assert_eq!(names.concat(), "ABCDEFGHIJK");
+    }
+}
