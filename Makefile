@@ -5,12 +5,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check models tsan bench header lock clean
+.PHONY: help setup demo test check models tsan bench bench-check bench-baseline header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept."
 
@@ -32,8 +32,14 @@ models: ## Check the core with loom and shuttle: small models exhaustively, the 
 tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly toolchain)
 	@scripts/tsan.sh
 
-bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
-	@.venv/bin/python benches/python/overhead.py
+bench: setup ## Measure the allocator beside its peers, and tensors beside the CPU; FULL=1 for all seeds
+	@scripts/bench.sh
+
+bench-check: ## Compare instruction counts with benches/baselines.json; fails above +3 % (needs valgrind)
+	@scripts/bench.sh check
+
+bench-baseline: ## Write benches/baselines.json anew
+	@scripts/bench.sh baseline
 
 header: ## Write include/flex.h anew, from crates/flex-c
 	@FLEX_WRITE_HEADER=1 cargo test --quiet --package flex-c --test header

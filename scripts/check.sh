@@ -11,6 +11,9 @@ say "Rust: format"
 cargo fmt --all -- --check
 say "Rust: clippy"
 cargo clippy --workspace --all-targets -- -D warnings
+say "Rust: the benchmarks' own tests, and what flex shows them"
+cargo test --quiet --package flex-benches
+cargo test --quiet --package flex --features bench --lib bench
 say "Rust: documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 

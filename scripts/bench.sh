@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The benchmarks: the allocator beside its peers (benches/allocator), and what tensors cost over the CPU device
+# (benches/python). Both put their ratios into target/bench/summary.json.
+#
+#   scripts/bench.sh              measure; FULL=1 plays all seeds, as the targets in docs/performance.md ask
+#   scripts/bench.sh check        compare instruction counts with benches/baselines.json
+#   scripts/bench.sh baseline     write benches/baselines.json anew
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+cargo build --quiet --release --package flex-benches
+benches=target/release/flex-benches
+
+case "${1:-run}" in
+run)
+    if [ "${FULL:-}" = 1 ]; then "$benches" run --full; else "$benches" run; fi
+    .venv/bin/python benches/python/overhead.py
+    ;;
+check | baseline)
+    command -v valgrind >/dev/null || die "instructions are counted by valgrind: install the package 'valgrind'"
+    "$benches" "$1"
+    ;;
+*) die "usage: scripts/bench.sh [check|baseline]" ;;
+esac
