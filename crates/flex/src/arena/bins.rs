@@ -13,20 +13,16 @@ use super::blocks::{Blocks, NIL, NodeState, Zone};
 
 const COLUMN_BITS: u32 = 5;
 const COLUMNS: usize = 1 << COLUMN_BITS;
-/// Row 0 of a zone holds sizes below 32, each later row one power of two, up to 2^31.
-const ZONE_ROWS: usize = 32 - COLUMN_BITS as usize + 1;
+/// Row 0 of a zone holds sizes below 32, each later row one power of two. 28 rows reach to 2^31; the rest stay empty, so
+/// that all tables have a power of two of entries and an index cut to that needs no check.
+const ZONE_ROWS: usize = 32;
 /// The rows of the small zone, then those of the large one.
 pub(crate) const ROWS: usize = 2 * ZONE_ROWS;
-
-/// Blocks of the request's own bin looked at before a larger bin is preferred.
-const FLOOR_BIN_TRIES: usize = 8;
+const LISTS: usize = ROWS * COLUMNS;
 
 /// Which list a size belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Bin {
-    row: usize,
-    column: usize,
-}
+pub(crate) struct Bin(usize);
 
 impl Bin {
     /// The bin of blocks of a size in a zone.
@@ -35,42 +31,36 @@ impl Bin {
         // The bits above the column; row 1 starts at the size that has none to spare.
         let shift = (size_units | COLUMNS as u32).ilog2() - COLUMN_BITS;
         let place = ((shift as usize) << COLUMN_BITS) + (size_units >> shift) as usize;
-        Bin { row: place / COLUMNS + zone.first_row(), column: place % COLUMNS }
-    }
-
-    /// Whether all blocks of the bin have the same size.
-    #[inline]
-    fn is_exact(self) -> bool {
-        self.row % ZONE_ROWS <= 1
+        Bin(zone.first_row() * COLUMNS + place)
     }
 
     /// The row of the bitmap the bin is in.
+    #[inline]
     pub(crate) fn row(self) -> usize {
-        self.row
+        self.0 / COLUMNS % ROWS
+    }
+
+    #[inline]
+    fn column(self) -> usize {
+        self.0 % COLUMNS
     }
 
     #[inline]
     fn list(self) -> usize {
-        self.row * COLUMNS + self.column
+        self.0 % LISTS
     }
 }
 
 impl Zone {
     #[inline]
     fn first_row(self) -> usize {
-        match self {
-            Zone::Small => 0,
-            Zone::Large => ZONE_ROWS,
-        }
+        self as usize * ZONE_ROWS
     }
 
     /// The bits of its rows.
     #[inline]
     fn row_bits(self) -> u64 {
-        match self {
-            Zone::Small => (1 << ZONE_ROWS) - 1,
-            Zone::Large => ((1 << ZONE_ROWS) - 1) << ZONE_ROWS,
-        }
+        u64::from(u32::MAX) << self.first_row()
     }
 }
 
@@ -82,13 +72,13 @@ pub(crate) struct Bins {
     /// Bit `c` of entry `r`: the list at row `r`, column `c` has a block.
     columns: [u32; ROWS],
     /// Heads of the lists.
-    heads: Box<[u32]>,
+    heads: Box<[u32; LISTS]>,
 }
 
 impl Bins {
     /// No blocks.
     pub(crate) fn new() -> Bins {
-        Bins { rows: 0, columns: [0; ROWS], heads: vec![NIL; ROWS * COLUMNS].into_boxed_slice() }
+        Bins { rows: 0, columns: [0; ROWS], heads: Box::new([NIL; LISTS]) }
     }
 
     /// Marks a block free and adds it to the bins of its zone.
@@ -102,8 +92,8 @@ impl Bins {
         node.previous_free = NIL;
         node.next_free = head;
         blocks.node_mut(head).previous_free = index;
-        self.columns[bin.row] |= 1 << bin.column;
-        self.rows |= 1 << bin.row;
+        self.columns[bin.row()] |= 1 << bin.column();
+        self.rows |= 1 << bin.row();
     }
 
     /// Takes a free block out and marks it occupied. Its size must not have changed since it was linked.
@@ -121,30 +111,34 @@ impl Bins {
         }
         self.heads[bin.list()] = next;
         if next == NIL {
-            self.columns[bin.row] &= !(1 << bin.column);
-            if self.columns[bin.row] == 0 {
-                self.rows &= !(1 << bin.row);
+            let columns = &mut self.columns[bin.row()];
+            *columns &= !(1 << bin.column());
+            if *columns == 0 {
+                self.rows &= !(1 << bin.row());
             }
         }
     }
 
-    /// A free block of the zone of at least `size_units`, by good fit; `None` only if there is none.
+    /// A free block of the zone of at least `size_units` (not 0), by good fit; `None` only if there is none.
     ///
-    /// The tightest of the first few blocks of the request's own bin, else the newest of the next bin that has
-    /// one (all of them fit), else any of the request's own bin.
+    /// The newest block of the request's own bin if that is large enough, else the newest of the next bin that has one
+    /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no better.
     #[inline]
     pub(crate) fn find(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
         let floor = Bin::of(size_units, zone);
-        self.tightest(blocks, floor, size_units)
-            .or_else(|| self.first_above(floor, zone))
-            .or_else(|| self.list(blocks, floor).find(|&index| blocks.node(index).size_units >= size_units))
+        let newest = self.heads[floor.list()];
+        // The edge marker, which ends every list, is too small for any request.
+        if blocks.node(newest).size_units >= size_units {
+            return Some(newest);
+        }
+        self.first_above(floor, zone).or_else(|| self.search(blocks, floor, size_units))
     }
 
     /// Any free block of the zone.
     pub(crate) fn any(&self, zone: Zone) -> Option<u32> {
         let rows = self.rows & zone.row_bits();
         let row = rows.checked_ilog2()? as usize;
-        Some(self.heads[row * COLUMNS + self.columns[row].trailing_zeros() as usize])
+        Some(self.newest_of_row(row))
     }
 
     /// The size of the largest free block of the zone, 0 without one.
@@ -153,7 +147,10 @@ impl Bins {
         let Some(row) = rows.checked_ilog2() else { return 0 };
         let row = row as usize;
         let column = self.columns[row].ilog2() as usize;
-        self.list(blocks, Bin { row, column }).map(|index| blocks.node(index).size_units).max().unwrap_or(0)
+        self.list(blocks, Bin(row * COLUMNS + column))
+            .map(|index| blocks.node(index).size_units)
+            .max()
+            .unwrap_or(0)
     }
 
     /// The blocks of a bin, newest first.
@@ -170,7 +167,7 @@ impl Bins {
         zone: Zone,
     ) -> impl Iterator<Item = u32> + use<'a, '_> {
         let rows = (zone.first_row()..).take(ZONE_ROWS).filter(|&row| self.rows & (1 << row) != 0);
-        let bins = rows.flat_map(|row| (0..COLUMNS).map(move |column| Bin { row, column }));
+        let bins = rows.flat_map(|row| (0..COLUMNS).map(move |column| Bin(row * COLUMNS + column)));
         bins.flat_map(|bin| self.list(blocks, bin))
     }
 
@@ -179,7 +176,7 @@ impl Bins {
         (0..ROWS).filter(|&row| !self.is_blank(row)).flat_map(move |row| {
             (0..COLUMNS).map(move |column| {
                 let column_bit = self.columns[row] & (1 << column) != 0;
-                (Bin { row, column }, self.rows & (1 << row) != 0, column_bit)
+                (Bin(row * COLUMNS + column), self.rows & (1 << row) != 0, column_bit)
             })
         })
     }
@@ -190,35 +187,27 @@ impl Bins {
             && self.heads[row * COLUMNS..][..COLUMNS] == [NIL; COLUMNS]
     }
 
-    #[inline]
-    fn tightest(&self, blocks: &Blocks, bin: Bin, size_units: u32) -> Option<u32> {
-        if self.columns[bin.row] & (1 << bin.column) == 0 {
-            return None;
-        }
-        if bin.is_exact() {
-            return Some(self.heads[bin.list()]);
-        }
-        self.list(blocks, bin)
-            .take(FLOOR_BIN_TRIES)
-            .filter(|&index| blocks.node(index).size_units >= size_units)
-            .min_by_key(|&index| blocks.node(index).size_units)
+    #[cold]
+    fn search(&self, blocks: &Blocks, bin: Bin, size_units: u32) -> Option<u32> {
+        self.list(blocks, bin).find(|&index| blocks.node(index).size_units >= size_units)
     }
 
     #[inline]
     fn first_above(&self, bin: Bin, zone: Zone) -> Option<u32> {
         // Shifting twice keeps the count below the width of the word.
-        let in_row = self.columns[bin.row] & (u32::MAX << bin.column << 1);
-        let (row, columns) = if in_row != 0 {
-            (bin.row, in_row)
-        } else {
-            let rows = self.rows & zone.row_bits() & (u64::MAX << bin.row << 1);
-            if rows == 0 {
-                return None;
-            }
-            let row = rows.trailing_zeros() as usize;
-            (row, self.columns[row])
-        };
-        Some(self.heads[row * COLUMNS + columns.trailing_zeros() as usize])
+        let in_row = self.columns[bin.row()] & (u32::MAX << bin.column() << 1);
+        if in_row != 0 {
+            return Some(self.heads[Bin(bin.row() * COLUMNS + in_row.trailing_zeros() as usize).list()]);
+        }
+        let rows = self.rows & zone.row_bits() & (u64::MAX << bin.row() << 1);
+        (rows != 0).then(|| self.newest_of_row(rows.trailing_zeros() as usize))
+    }
+
+    /// The newest block of the smallest size in a row that has one.
+    #[inline]
+    fn newest_of_row(&self, row: usize) -> u32 {
+        let column = self.columns[row % ROWS].trailing_zeros() as usize;
+        self.heads[Bin(row * COLUMNS + column).list()]
     }
 }
 
@@ -231,16 +220,15 @@ mod tests {
         let zone = Zone::Large;
         for size_units in 1..64 {
             assert!(Bin::of(size_units, zone) < Bin::of(size_units + 1, zone), "{size_units}");
-            assert!(Bin::of(size_units, zone).is_exact());
         }
-        assert!(!Bin::of(64, zone).is_exact());
         assert_eq!(Bin::of(64, zone), Bin::of(65, zone));
         assert!(Bin::of(65, zone) < Bin::of(66, zone));
         for shift in 6..32 {
             let size_units = 1_u32 << shift;
             assert!(Bin::of(size_units - 1, zone) < Bin::of(size_units, zone));
         }
-        assert_eq!(Bin::of(u32::MAX, zone), Bin { row: ROWS - 1, column: COLUMNS - 1 });
+        assert_eq!(Bin::of(u32::MAX, zone), Bin((ZONE_ROWS + 28) * COLUMNS - 1), "28 rows are in use");
+        assert!(Bin::of(u32::MAX, Zone::Small) < Bin::of(1, zone));
     }
 
     fn bins_with(sizes: &[u32]) -> (Bins, Blocks, Vec<u32>) {
@@ -254,10 +242,15 @@ mod tests {
     }
 
     #[test]
-    fn find_prefers_the_tightest_of_its_own_bin() {
-        let (bins, blocks, indices) = bins_with(&[2047, 2020, 2040, 4000]);
+    fn find_takes_the_newest_of_its_own_bin_if_that_fits() {
+        let (bins, blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
         assert_eq!(Bin::of(2047, Zone::Small), Bin::of(2020, Zone::Small));
         assert_eq!(bins.find(&blocks, 2030, Zone::Small), Some(indices[2]));
+        assert_eq!(
+            bins.find(&blocks, 2045, Zone::Small),
+            Some(indices[3]),
+            "the next bin comes before the rest"
+        );
         assert_eq!(bins.find(&blocks, 2048, Zone::Small), Some(indices[3]));
         assert_eq!(bins.find(&blocks, 4001, Zone::Small), None);
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 4000);
@@ -265,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_whole_floor_bin_is_searched_before_giving_up() {
-        // The only fitting block is the oldest, so it is the last of more than FLOOR_BIN_TRIES.
+        // The only fitting block is the oldest.
         let mut sizes = vec![2047];
         sizes.extend([2016; 20]);
         let (mut bins, mut blocks, indices) = bins_with(&sizes);

@@ -43,12 +43,13 @@ impl BlockHandle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
     /// Small ones, which come and go: they are kept from scattering over the region.
-    Small,
+    Small = 0,
     /// All others.
-    Large,
+    Large = 1,
 }
 
-/// What a node is used for; for a block with its zone, in one byte.
+/// What a node is used for; for a block with its zone, in one byte. The states of the two zones are in turns, so that
+/// the lowest bit is the zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NodeState {
@@ -97,13 +98,10 @@ impl NodeState {
         }
     }
 
-    /// The zone of a block.
+    /// The zone of a block; of no meaning for other nodes.
     #[inline]
     pub(crate) fn zone(self) -> Zone {
-        match self {
-            NodeState::FreeSmall | NodeState::HeldSmall | NodeState::OccupiedSmall => Zone::Small,
-            _ => Zone::Large,
-        }
+        if self as u8 & 1 == Zone::Large as u8 { Zone::Large } else { Zone::Small }
     }
 
     /// Whether it is a free block, and in the bins.
@@ -260,6 +258,15 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_state_of_a_block_tells_its_zone() {
+        for zone in [Zone::Small, Zone::Large] {
+            for state in [NodeState::free(zone), NodeState::held(zone), NodeState::occupied(zone)] {
+                assert_eq!(state.zone(), zone, "{state:?}");
+            }
+        }
+    }
 
     #[test]
     fn nodes_are_reused_last_in_first_out() {
