@@ -27,6 +27,7 @@ pub struct Stat {
 
 impl Stat {
     /// Adds to the value.
+    #[inline]
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
         self.peak = self.peak.max(self.current);
@@ -38,12 +39,14 @@ impl Stat {
     /// # Panics
     ///
     /// In builds with overflow checks, if the value would fall below zero.
+    #[inline]
     pub fn decrease(&mut self, amount: u64) {
         self.current -= amount;
         self.freed += amount;
     }
 
     /// Moves to a value computed elsewhere, as one increase or decrease.
+    #[inline]
     pub fn follow(&mut self, value: u64) {
         if value >= self.current {
             self.increase(value - self.current);

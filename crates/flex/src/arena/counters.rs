@@ -76,6 +76,7 @@ impl Counters {
     }
 
     /// All chunks of a request are placed.
+    #[inline]
     pub(crate) fn placed(&mut self, request: &Request) {
         let counters = self.of_mut(request.memory_type);
         counters.allocated_bytes.increase(request.total_bytes());
@@ -85,6 +86,7 @@ impl Counters {
     }
 
     /// A block is freed.
+    #[inline]
     pub(crate) fn released(&mut self, released: &Released) {
         let counters = self.of_mut(released.memory_type);
         counters.allocated_bytes.decrease(released.size_bytes);

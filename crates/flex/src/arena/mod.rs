@@ -31,12 +31,12 @@ pub(crate) use blocks::BlockHandle;
 pub(crate) use region::{RegionOrder, RegionSlot};
 pub(crate) use request::{Chunks, Figures, Placed, Released, Request, Unplaced};
 
-use crate::address::{Chunk, VirtualAddress};
+use crate::address::Chunk;
 use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
 use crate::error::FlexError;
 use crate::topology::Topology;
 use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
-use blocks::{Blocks, Node};
+use blocks::Blocks;
 use counters::Counters;
 use region::{Phase, Region, Search};
 
@@ -84,18 +84,31 @@ impl Arena {
     }
 
     /// Checks a size and a directive; see [`Request::new`].
+    #[inline]
     pub(crate) fn check(&self, bytes: u64, directive: &AllocationDirective) -> Result<Request, FlexError> {
         Request::new(bytes, directive, self.domain_count)
     }
 
     /// Places all chunks of a request or none.
+    #[inline]
     pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
-        let mut chunks = Chunks::with_capacity(request.chunk_count());
         let Some(size_units) = request.chunk_units() else { return Err(Unplaced::Impossible) };
         if self.limit_left_bytes(request.memory_type) < request.total_bytes() {
             let possible = self.is_possible(request);
             return Err(if possible { Unplaced::Exhausted } else { Unplaced::Impossible });
         }
+        let chunks = match request.chunk_count() {
+            1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone)?]),
+            _ => self.place_several(request, size_units)?,
+        };
+        self.counters.placed(request);
+        Ok(chunks)
+    }
+
+    /// Places the chunks of an interleaved request or none.
+    #[cold]
+    fn place_several(&mut self, request: &Request, size_units: u32) -> Result<Chunks, Unplaced> {
+        let mut chunks = Chunks::with_capacity(request.chunk_count());
         let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone);
         if placed.is_err() && !chunks.is_empty() {
             // An earlier chunk may lie in the middle of a gap that holds two of them side by side.
@@ -105,19 +118,12 @@ impl Arena {
             }
             placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide);
         }
-        match placed {
-            Ok(()) => {
-                self.counters.placed(request);
-                Ok(chunks)
-            }
-            Err(unplaced) => {
-                self.roll_back(&mut chunks);
-                Err(unplaced)
-            }
+        if placed.is_err() {
+            self.roll_back(&mut chunks);
         }
+        placed.map(|()| chunks)
     }
 
-    #[inline]
     fn place_chunks(
         &mut self,
         request: &Request,
@@ -136,6 +142,7 @@ impl Arena {
     /// # Errors
     ///
     /// [`FlexError::UnknownAllocation`] for a handle that is stale or unknown; nothing changes.
+    #[inline]
     pub(crate) fn release(&mut self, handle: BlockHandle) -> Result<Released, FlexError> {
         let BlockHandle { index, generation } = handle;
         let Some(&node) = self.blocks.occupied(handle) else {
@@ -156,7 +163,7 @@ impl Arena {
     /// The chunk of a live handle and the bytes asked for.
     pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
         let node = self.blocks.occupied(handle)?;
-        let chunk = self.chunk_of(node)?;
+        let chunk = self.regions[usize::from(node.slot)].chunk_of(node)?;
         Some((chunk, chunk.size_bytes - u64::from(node.slack_bytes)))
     }
 
@@ -293,7 +300,7 @@ impl Arena {
         self.counters.move_split(region.memory_type, before, region.inactive_split());
         let node = self.blocks.node(index);
         let handle = BlockHandle { index, generation: node.generation };
-        Some(Placed { handle, chunk: self.chunk_of(node)? })
+        Some(Placed { handle, chunk: region.chunk_of(node)? })
     }
 
     /// Nothing acquired can serve: a region to acquire, one to wait for, or nothing.
@@ -327,18 +334,9 @@ impl Arena {
         }
     }
 
-    fn chunk_of(&self, node: &Node) -> Option<Chunk> {
-        let region = &self.regions[usize::from(node.slot)];
-        let region_id = region.present_id()?;
-        Some(Chunk {
-            address: VirtualAddress { region_id, offset_bytes: bytes_of(node.offset_units) },
-            size_bytes: bytes_of(node.size_units),
-            domain: region.domain,
-        })
-    }
-
     fn slots(&self) -> impl Iterator<Item = (RegionSlot, &Region)> {
-        self.regions.iter().zip(0_u16..).map(|(region, slot)| (RegionSlot(slot), region))
+        // A topology has at most 4096 regions.
+        self.regions.iter().enumerate().map(|(slot, region)| (RegionSlot(slot as u16), region))
     }
 
     fn region_mut(&mut self, slot: RegionSlot) -> &mut Region {

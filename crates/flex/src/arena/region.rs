@@ -10,6 +10,7 @@
 use super::bins::Bins;
 use super::blocks::{Blocks, NIL, Node, NodeState, Zone};
 use super::zones::{End, Zones};
+use crate::address::{Chunk, VirtualAddress};
 use crate::directive::MemoryType;
 use crate::topology::RegionLayout;
 use crate::units::{ALIGNMENT_BYTES, DomainId, RegionId};
@@ -106,11 +107,24 @@ impl Region {
     }
 
     /// The device's id, while acquired.
+    #[inline]
     pub(crate) fn present_id(&self) -> Option<RegionId> {
         match self.phase {
             Phase::Present(region_id) => Some(region_id),
             _ => None,
         }
+    }
+
+    /// A block as its owner sees it, while the region is acquired.
+    #[inline]
+    pub(crate) fn chunk_of(&self, node: &Node) -> Option<Chunk> {
+        let region_id = self.present_id()?;
+        let offset_bytes = u64::from(node.offset_units) * ALIGNMENT_BYTES;
+        Some(Chunk {
+            address: VirtualAddress { region_id, offset_bytes },
+            size_bytes: u64::from(node.size_units) * ALIGNMENT_BYTES,
+            domain: self.domain,
+        })
     }
 
     /// Units and number of the free spans beside occupied blocks; none if the region is wholly free.

@@ -30,6 +30,8 @@ pub(crate) struct Request {
     pub(crate) memory_type: MemoryType,
     /// Regions the device refused to this request: not asked for again on its behalf.
     pub(crate) refused: SmallVec<[RegionSlot; 2]>,
+    /// How many chunks the allocation has; one unless interleaved.
+    chunk_count: usize,
     /// Size of each chunk, rounded up.
     chunk_bytes: u64,
 }
@@ -40,6 +42,7 @@ impl Request {
     /// # Errors
     ///
     /// [`FlexError::InvalidSize`] for zero or a total beyond 64 bits, [`FlexError::UnknownDomain`].
+    #[inline]
     pub(crate) fn new(
         requested_bytes: u64,
         directive: &AllocationDirective,
@@ -52,38 +55,39 @@ impl Request {
             PlacementPolicy::Bind => 1,
             PlacementPolicy::Interleave => directive.domains().len(),
         };
-        let invalid = FlexError::InvalidSize { requested_bytes, chunk_count };
+        let invalid = || FlexError::InvalidSize { requested_bytes, chunk_count };
         if requested_bytes == 0 {
-            return Err(invalid);
+            return Err(invalid());
         }
-        let Some(chunk_bytes) = align_up(requested_bytes.div_ceil(chunk_count as u64)) else {
-            return Err(invalid);
-        };
+        // Divisions by a variable are slow, and most allocations have one chunk.
+        let share_bytes =
+            if chunk_count == 1 { requested_bytes } else { requested_bytes.div_ceil(chunk_count as u64) };
+        let Some(chunk_bytes) = align_up(share_bytes) else { return Err(invalid()) };
         if chunk_bytes.checked_mul(chunk_count as u64).is_none() {
-            return Err(invalid);
+            return Err(invalid());
         }
         Ok(Request {
             requested_bytes,
             policy: directive.policy(),
-            domains: Domains::from_slice(directive.domains()),
+            domains: copy_of(directive.domains()),
             memory_type: directive.memory_type(),
             refused: SmallVec::new(),
+            chunk_count,
             chunk_bytes,
         })
     }
 
     /// How many chunks the allocation has.
+    #[inline]
     pub(crate) fn chunk_count(&self) -> usize {
-        match self.policy {
-            PlacementPolicy::Bind => 1,
-            PlacementPolicy::Interleave => self.domains.len(),
-        }
+        self.chunk_count
     }
 
     /// Size of all chunks in bytes.
+    #[inline]
     pub(crate) fn total_bytes(&self) -> u64 {
         // Checked when the request was made.
-        self.chunk_bytes * self.chunk_count() as u64
+        self.chunk_bytes * self.chunk_count as u64
     }
 
     /// Size of each chunk in units, unless no region can be that large.
@@ -105,10 +109,22 @@ impl Request {
     /// up to the request, so the slack is at most 128 (an empty share of a request smaller than its chunks).
     #[inline]
     pub(crate) fn slack_of(&self, chunk: usize) -> u8 {
-        let count = self.chunk_count() as u64;
-        let share = self.requested_bytes / count + u64::from((chunk as u64) < self.requested_bytes % count);
+        let count = self.chunk_count as u64;
+        let share = match count {
+            1 => self.requested_bytes,
+            _ => self.requested_bytes / count + u64::from((chunk as u64) < self.requested_bytes % count),
+        };
         // chunk_bytes < ceil(requested / count) + 128, and the share is at most one less than that ceiling.
         u8::try_from(self.chunk_bytes - share).expect("a slack of at most 128 bytes")
+    }
+}
+
+/// A copy of a list of domains, quick for one.
+#[inline]
+fn copy_of(domains: &[DomainId]) -> Domains {
+    match *domains {
+        [domain] => Domains::from_buf_and_len([domain; 2], 1),
+        _ => Domains::from_slice(domains),
     }
 }
 
