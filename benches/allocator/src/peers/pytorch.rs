@@ -286,4 +286,34 @@ mod tests {
         model.free(kept);
         assert!(allocate(&mut model, 10 * MIB).is_some(), "by giving back the small segment");
     }
+
+    /// The model takes the same segments at the same moments and hands out the same addresses as PyTorch did, given the
+    /// addresses that the device gave the segments.
+    #[test]
+    fn a_real_trace_is_followed_block_by_block() {
+        let mut model = PyTorch::new(units(1 << 40));
+        let (mut segments, mut reserved, mut live) = (0, 0, Vec::new());
+        let number = |field: &str| field.parse::<u64>().unwrap();
+        for line in
+            include_str!("../../../data/pytorch-trace.txt").lines().filter(|line| !line.starts_with('#'))
+        {
+            match line.split(' ').collect::<Vec<_>>().as_slice() {
+                ["segment", bytes, "at", address] => {
+                    model.next_address = units(number(address));
+                    segments += 1;
+                    reserved += units(number(bytes));
+                }
+                ["allocate", id, bytes, "at", address] => {
+                    let handle = allocate(&mut model, number(bytes)).unwrap();
+                    assert_eq!(model.reserved, reserved, "{line}");
+                    assert_eq!(model.offset_units(&handle), units(number(address)), "{line}");
+                    assert_eq!(number(id), live.len() as u64);
+                    live.push(handle);
+                }
+                ["free", id] => model.free(live[number(id) as usize]),
+                _ => panic!("{line}"),
+            }
+        }
+        assert_eq!((segments, live.len()), (9, 36), "the whole trace");
+    }
 }
