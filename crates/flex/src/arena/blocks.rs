@@ -14,8 +14,11 @@ pub(crate) const NIL: u32 = 0;
 /// Generations count from 1 to this and start again at 1.
 pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
 
-/// Nodes are added in steps of at least this many.
-const GROWTH_STEP: usize = 1024;
+/// Nodes are added in steps of at least this many...
+const GROWTH_STEP: usize = 256;
+
+/// ...or this part of those that are there. Doubling would leave a third of the table unused on average.
+const GROWTH_PART: usize = 8;
 
 /// Names one allocation of one block, as a plain value that does not own it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -246,7 +249,7 @@ impl Blocks {
     #[cold]
     fn grow(&mut self) -> u32 {
         if self.nodes.len() == self.nodes.capacity() {
-            self.nodes.reserve(GROWTH_STEP.max(self.nodes.len() / 2));
+            self.nodes.reserve_exact(GROWTH_STEP.max(self.nodes.len() / GROWTH_PART));
         }
         // A node needs a unit of device memory, so 2^32 of them would need more than 512 GiB in single units.
         let index = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
@@ -280,6 +283,16 @@ mod tests {
         assert_eq!(blocks.take(1, 0, 1, Zone::Large), second);
         assert_eq!(blocks.take(1, 1, 1, Zone::Large), first);
         assert_eq!(blocks.len(), 3);
+    }
+
+    #[test]
+    fn the_table_grows_in_small_steps() {
+        let mut blocks = Blocks::new();
+        for offset_units in 0..20_000 {
+            blocks.take(0, offset_units, 1, Zone::Large);
+            let spare = blocks.nodes.capacity() - blocks.len();
+            assert!(spare <= GROWTH_STEP.max(blocks.len() / GROWTH_PART), "{spare} of {}", blocks.len());
+        }
     }
 
     #[test]
