@@ -190,7 +190,6 @@ fn thread_counts(report: &mut Report) {
     } else {
         report.set("threads2.over_one", two / one);
     }
-    report.set("threads4.over_one", four / one);
 }
 
 fn pack(workload: Workload, seeds: Seeds, report: &mut Report) {
