@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of flex that use threads under ThreadSanitizer, with an instrumented standard library (without one it
-# reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable options
+# Runs the tests of flex, and those of flex-c in Rust, under ThreadSanitizer, with an instrumented standard library
+# (without one it reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable options
 # RUSTC_BOOTSTRAP admits, and the library's source of that version; if that is nowhere, with a nightly toolchain and its
 # source. TSAN_TOOLCHAIN names the one to use. Skips nothing: what is missing is an error that says so.
 set -euo pipefail
@@ -9,7 +9,6 @@ set -euo pipefail
 . scripts/rust_library.sh
 
 target=x86_64-unknown-linux-gnu
-tests=(--test allocator --test callback_threads --test gate --test regions)
 pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "ThreadSanitizer runs here on x86-64 Linux only, this is $(uname -sm)"
@@ -32,11 +31,11 @@ export RUSTFLAGS="-Zsanitizer=thread"
 export TSAN_OPTIONS="history_size=7 halt_on_error=1 suppressions=$root/scripts/tsan-suppressions.txt"
 # Optimised a little: the instrumented code is slow enough for deadlines of tests without that.
 export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=1
-run() { cargo "+$toolchain" test -Zbuild-std --target "$target" --target-dir target/tsan -p flex "$@"; }
+run() { cargo "+$toolchain" test -Zbuild-std --target "$target" --target-dir target/tsan "$@"; }
 
 # A sanitizer that finds nothing may be one that is not there: a test with a race must fail.
 say "A race on purpose"
-if output=$(run --test race_on_purpose -- --ignored 2>&1); then
+if output=$(run -p flex --test race_on_purpose -- --ignored 2>&1); then
     die "ThreadSanitizer did not see a race that is there"
 fi
 printf '%s\n' "$output" | grep -q 'WARNING: ThreadSanitizer: data race' || {
@@ -45,4 +44,11 @@ printf '%s\n' "$output" | grep -q 'WARNING: ThreadSanitizer: data race' || {
 }
 
 say "The tests"
-run "${tests[@]}" -- "$@"
+# All but those that run a compiler, and the race.
+tests=(--lib)
+for file in crates/flex/tests/*.rs; do
+    name=$(basename "$file" .rs)
+    case $name in compile_fail | race_on_purpose) ;; *) tests+=(--test "$name") ;; esac
+done
+run -p flex "${tests[@]}" -- "$@"
+run -p flex-c --lib --test program_memory -- "$@"
