@@ -1,12 +1,16 @@
 """The PyTorch device `spyre`.
 
 Importing this package makes the device available, as `import torch` alone also does. It raises where the device cannot
-be used: ImportError without a fitting PyTorch, ValueError for an invalid configuration.
+be used: ImportError without a fitting PyTorch or in a sub-interpreter, ValueError for an invalid configuration.
 
 The API is `torch.spyre`, after the model of `torch.cuda`, and `torch_spyre.flex`, the allocator by itself.
 """
 
 from __future__ import annotations
+
+from torch_spyre import _main_interpreter
+
+_main_interpreter.check()
 
 try:
     import torch as _torch
@@ -17,7 +21,7 @@ except ModuleNotFoundError as error:
         "torch_spyre needs PyTorch, which is not installed. Install it with: pip install 'torch>=2.12,<2.16'"
     ) from None
 
-from torch_spyre import _lifecycle
+from torch_spyre import _lifecycle  # noqa: E402
 
 _lifecycle.start()
 
