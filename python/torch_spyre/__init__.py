@@ -8,6 +8,8 @@ The API is `torch.spyre`, after the model of `torch.cuda`, and `torch_spyre.flex
 
 from __future__ import annotations
 
+from pathlib import Path as _Path
+
 from torch_spyre import _main_interpreter
 
 _main_interpreter.check()
@@ -27,6 +29,13 @@ _lifecycle.start()
 
 from torch_spyre import flex  # noqa: E402
 
-__all__ = ["flex"]
+__all__ = ["flex", "include_dir"]
 
 del _torch
+
+
+def include_dir() -> str:
+    """The folder with `flex.h` and `flex.hpp`, the C ABI that the extension exports: for the `-I` of a compiler, or
+    `include_dirs` of `torch.utils.cpp_extension`.
+    """
+    return str(_Path(__file__).parent / "include")

@@ -1,4 +1,4 @@
-"""Compiling the native programs and libraries of tests, with the system's compiler and the headers of the project."""
+"""Compiling the native programs and libraries of tests, with the system's compiler and the installed headers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import torch_spyre
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -16,9 +18,17 @@ def compile_c(source: str, output: Path, *flags: str) -> Path:
     """Compiles a C file of this folder."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     warnings = ["-Wall", "-Wextra", "-Werror", "-g", "-O1"]
-    command = [*compiler, "-std=gnu11", *warnings, f"-I{ROOT / 'include'}", str(HERE / source), *flags]
+    command = [*compiler, "-std=gnu11", *warnings, f"-I{torch_spyre.include_dir()}", str(HERE / source), *flags]
     subprocess.run([*command, "-o", str(output)], check=True)
     return output
+
+
+def check_cpp(source: Path) -> None:
+    """Checks that a C++ file compiles."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = [*compiler, "-std=c++17", *warnings, f"-I{torch_spyre.include_dir()}", "-fsyntax-only", str(source)]
+    subprocess.run(command, check=True)
 
 
 def python_headers() -> list[str]:
