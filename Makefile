@@ -23,13 +23,13 @@ demo: setup ## Train a small network on a device that is too small, without and 
 test: setup ## Run the Rust and the Python tests
 	@scripts/test.sh
 
-check: setup ## Formatting, lints, types, documentation, models, pressure scenarios with debug checks
+check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios with debug checks
 	@scripts/check.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
 	@scripts/models.sh
 
-tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly toolchain)
+tsan: ## Run the core's tests under ThreadSanitizer
 	@scripts/tsan.sh
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json

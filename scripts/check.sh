@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that `make test` does not look at: formatting, lints, types, documentation, the models
-# (docs/verification.md), and the pressure scenarios on a build of the extension with its debug
+# and ThreadSanitizer (docs/verification.md), and the pressure scenarios on a build of the extension with its debug
 # checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -38,6 +38,7 @@ rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
 
 scripts/models.sh
+scripts/tsan.sh
 
 say "Pressure scenarios with debug checks on"
 scripts/extension.sh checked

@@ -63,7 +63,7 @@ release)
 checked)
     rm -rf target/checked/python
     mkdir -p target/checked/python
-    cp -R python/. target/checked/python
+    cp -RL python/. target/checked/python # The headers are links to include/.
     rm -f target/checked/python/torch_spyre/_C.*.so
     place checked target/checked/python/torch_spyre
     ;;

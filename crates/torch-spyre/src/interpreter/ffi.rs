@@ -28,6 +28,7 @@ unsafe extern "C-unwind" {
     fn PyThreadState_New(interpreter: Interpreter) -> ThreadState;
     fn PyThreadState_GetInterpreter(state: ThreadState) -> Interpreter;
     fn PyInterpreterState_Get() -> Interpreter;
+    fn PyInterpreterState_GetID(interpreter: Interpreter) -> i64;
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
@@ -150,6 +151,12 @@ pub(super) fn own_state() -> ThreadState {
 pub(super) fn is_ours(state: ThreadState) -> bool {
     // SAFETY: `state` is the calling thread's own, which lives as long as the thread uses it.
     unsafe { PyThreadState_GetInterpreter(state) == symbols().interpreter }
+}
+
+/// Whether the calling thread, which is attached, is so to the main interpreter.
+pub(super) fn is_main_interpreter() -> bool {
+    // SAFETY: attached. The main interpreter is the one with the number 0.
+    unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
 }
 
 /// Whether the interpreter is shutting down.

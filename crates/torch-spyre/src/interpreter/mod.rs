@@ -43,6 +43,16 @@ struct PythonReclaimer {
     free_threaded: bool,
 }
 
+/// Refuses sub-interpreters. The Python package does so before; this is for who loads the extension by its file.
+pub(crate) fn require_main(_py: Python<'_>) -> PyResult<()> {
+    if ffi::is_main_interpreter() {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "torch_spyre cannot be used in a sub-interpreter; import it in the main interpreter of the process",
+    ))
+}
+
 /// Makes the gate of this interpreter.
 pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc<Gate>> {
     ffi::resolve().map_err(PyImportError::new_err)?;
