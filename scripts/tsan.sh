@@ -5,57 +5,31 @@
 # package cache without touching the system. Skips nothing: what is missing is an error that says so.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+. scripts/debian.sh
 
 nightly=${TSAN_TOOLCHAIN:-nightly}
 target=x86_64-unknown-linux-gnu
 tests=(--test allocator --test callback_threads --test gate --test regions)
-cache=${TORCH_SPYRE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-spyre}
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "ThreadSanitizer runs here on x86-64 Linux only, this is $(uname -sm)"
 rustc=$(rustc "+$nightly" --version 2>/dev/null) ||
     die "no $nightly toolchain; install it with: rustup toolchain install $nightly"
 version=$(printf '%s\n' "$rustc" | cut -d' ' -f2 | cut -d. -f1,2) # such as 1.97
 
-# The address of the Debian mirror that this machine uses.
-debian_mirror() {
-    local found
-    found=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
-        head -n 1) || true
-    [ -n "$found" ] || die "apt names no Debian mirror here; run
-    rustup component add rust-src --toolchain $nightly"
-    printf '%s\n' "${found%% *}"
-}
-
-# Puts the library's source of Rust $version from Debian sid into the folder $1. Lists, package and configuration are
-# private; apt checks the signatures.
+# Puts the library's source of Rust $version from Debian sid into the folder $1.
 fetch_library() {
-    local destination=$1 state keyring name package found=
-    command -v apt-get >/dev/null || die "no source of the standard library: this machine has no apt; run
-    rustup component add rust-src --toolchain $nightly"
-    for name in /usr/share/keyrings/debian-archive-keyring.{pgp,gpg}; do
-        if [ -e "$name" ]; then keyring=$name; fi
-    done
-    [ -n "${keyring:-}" ] || die "no Debian archive keys; install the package debian-archive-keyring, or run
+    local destination=$1 state found apt=()
+    otherwise="; run
     rustup component add rust-src --toolchain $nightly"
     mkdir -p "$cache"
     state=$(mktemp -d "$cache/rust-src.XXXXXX")
     # shellcheck disable=SC2064
     trap "rm -rf '$state'" EXIT
-    mkdir -p "$state"/{lists,archives}/partial "$state/unpacked"
-    local mirror
-    mirror=$(debian_mirror)
-    printf 'deb [signed-by=%s] %s sid main\n' "$keyring" "$mirror" >"$state/sources.list"
-    local apt=(-q -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$state/lists" -o "Dir::Cache=$state" -o APT::Get::List-Cleanup=0
-        -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3)
-    apt-get "${apt[@]}" update || die "apt cannot read Debian sid (the reason is above)"
-    package=$(apt-cache "${apt[@]}" madison rust-src | awk '{print $3}')
-    for name in $package; do
-        case $name in "$version".*) found=$name ;; esac
-    done
-    [ -n "$found" ] || die "Debian sid has rust-src ${package:-in no version}, the toolchain $nightly is $rustc; run
-    rustup component add rust-src --toolchain $nightly
-or set TSAN_TOOLCHAIN to a nightly toolchain of that version"
+    mkdir "$state/unpacked"
+    debian_archive "$state" deb sid
+    found=$(debian_version rust-src "$version.")
+    [ -n "$found" ] || die "Debian sid has no rust-src $version, the toolchain $nightly is $rustc$otherwise
+or set TSAN_TOOLCHAIN to a nightly toolchain of a version that it has"
     (cd "$state" && apt-get "${apt[@]}" download "rust-src=$found") || die "apt cannot fetch rust-src $found"
     dpkg-deb --fsys-tarfile "$state"/rust-src_*.deb | tar -x -C "$state/unpacked" --wildcards './usr/src/*/library'
     # Complete, or not there: the folder appears by rename.
