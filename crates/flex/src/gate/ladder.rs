@@ -134,10 +134,17 @@ impl<'a> Climb<'a> {
             HookTurn::Shared => true,
             HookTurn::Own(run) => self.call_hooks(guard, request, run)?,
         };
-        if called && !guard.search(request)? && self.why_not().is_none() && !self.petition.is_late() {
-            self.step(guard, request, Generation::Full)?;
+        if !called || self.why_not().is_some() || self.petition.is_late() {
+            return Ok(());
         }
-        Ok(())
+        // One that is running may have begun before the cache was dropped.
+        self.since_epoch = guard.unlocked(|_| self.gate.epoch())?;
+        loop {
+            if guard.search(request)? || !matches!(self.step(guard, request, Generation::Full)?, Step::Shared)
+            {
+                return Ok(());
+            }
+        }
     }
 
     /// Calls the hooks until a search succeeds; false if there was none to call.
