@@ -12,7 +12,8 @@ help: ## List the commands
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept."
+	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept;"
+	@echo "FREETHREADED_PYTHON=python3.13t is taken by test-freethreaded instead of building one."
 
 setup: ## Check the tools, make .venv, build the extension (the other commands do this first)
 	@scripts/setup.sh

@@ -34,7 +34,7 @@ python=$prefix/bin/python3.13t
 # Names what is missing for the build, together with the command that installs it.
 check_tools() {
     local each missing=() cc=${CC:-cc}
-    [ "$(uname)" = Linux ] || die "the interpreter is built here on Debian and Ubuntu only$otherwise"
+    [ "$(uname)" = Linux ] || die "the interpreter is built on Debian only$otherwise"
     command -v "${cc%% *}" >/dev/null || missing+=(gcc)
     command -v make >/dev/null || missing+=(make)
     command -v xz >/dev/null || missing+=(xz-utils)
