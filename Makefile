@@ -5,14 +5,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check models tsan bench header lock clean
+.PHONY: help setup demo test test-freethreaded check models tsan bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept."
+	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept;"
+	@echo "FREETHREADED_PYTHON=python3.13t is taken by test-freethreaded instead of building one."
 
 setup: ## Check the tools, make .venv, build the extension (the other commands do this first)
 	@scripts/setup.sh
@@ -22,6 +23,9 @@ demo: setup ## Train a small network on a device that is too small, without and 
 
 test: setup ## Run the Rust and the Python tests
 	@scripts/test.sh
+
+test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first time: builds one)
+	@scripts/test_freethreaded.sh
 
 check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios with debug checks
 	@scripts/check.sh

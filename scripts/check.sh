@@ -5,6 +5,9 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
+[ -x .venv/bin/ruff ] ||
+    die "make check needs an interpreter with a GIL: .venv was made for a free-threaded one, which gets no such tools"
+
 python_code=(python tests examples benches scripts)
 
 say "Rust: format"

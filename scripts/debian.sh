@@ -46,3 +46,8 @@ debian_versions() { apt-cache "${debian_apt[@]}" madison "$1" | awk '{print $3}'
 
 # Fetches the version $2 of the package $1 into the folder $3.
 debian_fetch() { (cd "$3" && apt-get "${debian_apt[@]}" download "$1=$2"); }
+
+# Fetches the source of the version $2 of the source package $1 into the folder $3.
+debian_fetch_source() {
+    (cd "$3" && apt-get "${debian_apt[@]}" source --only-source --download-only "$1=$2")
+}

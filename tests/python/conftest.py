@@ -17,6 +17,9 @@ os.environ["TORCH_SPYRE_ALLOC_CONF"] = "device_memory:64MiB"
 
 import torch
 
+FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether other Python threads run while this one does. What then differs is said in pressure_tools.py."""
+
 WATCHDOG_SECONDS = 120
 """A test that takes longer has hung: all stacks are dumped and the run ends."""
 

@@ -8,12 +8,28 @@ from collections.abc import Callable
 
 import torch
 
+from conftest import FREE_THREADED
 from torch_spyre import _C
 
 KIB = 1 << 10
 MIB = 1 << 20
 
 testing = _C.testing
+
+# ---- what is different without a GIL
+
+YOUNG = 0 if FREE_THREADED else 1
+"""Young collections of a request that reaches the full one: a free-threaded CPython has no generations."""
+
+OVERDUE_COLLECTION_GOES_ON = FREE_THREADED
+"""Whether a collection has begun while another thread stays in C with the interpreter held.
+
+Without a GIL it has: it waits for that thread, and goes on when the thread returns, for nobody any more. With one it
+has not, and is cancelled.
+"""
+
+ROUNDS = 10 if FREE_THREADED else 100
+"""How often the long stress tests go round: without young collections a round takes five times as long."""
 
 
 class Node:

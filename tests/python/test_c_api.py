@@ -166,17 +166,16 @@ def test_a_native_callback_calls_the_one_that_collects(allocator: Handle, tmp_pa
 
 def test_before_the_device_is_used_there_is_none(run_script: RunScript) -> None:
     script = """
-        import ctypes, importlib.util, os, sys
-        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        import ctypes, sys
         import torch
-        path = importlib.util.find_spec("torch_spyre").submodule_search_locations[0]
-        library = ctypes.CDLL(os.path.join(path, "_C.abi3.so"))
+        library = ctypes.CDLL(sys.stdin.read())
         library.flex_last_error.restype = ctypes.c_char_p
         made = ctypes.c_uint64()
         assert library.flex_device_allocator(0, ctypes.byref(made)) == 16
         assert b"expected torch_spyre to be imported" in library.flex_last_error()
     """
-    run_script(script).check()
+    env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    run_script(script, env=env, stdin=torch_spyre._C.__file__).check()
 
 
 def test_the_headers_come_with_the_package(tmp_path: Path) -> None:

@@ -234,8 +234,15 @@ def test_hook_that_removes_itself_and_others(counters: Counters, cache: list[tor
     assert len(cache) == 64
 
 
-def test_hooks_of_four_threads_run_one_at_a_time(counters: Counters) -> None:
-    cache = [block() for _ in range(56)]
+@pytest.mark.parametrize("is_cyclic", [False, True])
+def test_hooks_of_four_threads_run_one_at_a_time(counters: Counters, is_cyclic: bool) -> None:
+    """Those who wait for the run of another are served too, if need be by the collection that follows it."""
+    cache = [Node() for _ in range(56)]
+    for node in cache:
+        node.tensor = block()
+        if not is_cyclic:
+            del node.me
+    del node
     running = threading.Semaphore(1)
     overlaps: list[str] = []
 

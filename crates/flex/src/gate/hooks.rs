@@ -133,21 +133,20 @@ impl Gate {
         next.map(|(rank, hook)| (*rank, Arc::clone(hook)))
     }
 
-    /// Makes this request the one that runs the hooks. `None` if there are none, or after another request's run, for
-    /// which it waited.
-    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> Option<HookRun<'_>> {
+    /// Makes this request the one that runs the hooks, or waits for another request's run.
+    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> HookTurn<'_> {
         {
-            let mut state = self.lock().ok()?;
+            let Ok(mut state) = self.lock() else { return HookTurn::Nothing };
             if state.hooks.table.is_empty() || self.is_closing() {
-                return None;
+                return HookTurn::Nothing;
             }
             if !state.hooks.running {
                 state.hooks.running = true;
-                return Some(HookRun { gate: self });
+                return HookTurn::Own(HookRun { gate: self });
             }
         }
         self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
-        None
+        HookTurn::Shared
     }
 
     fn wait_for_hooks(&self, petition: &Petition) {
@@ -162,6 +161,16 @@ impl Gate {
             state = self.wait(state, left);
         }
     }
+}
+
+/// What the hooks are to a request.
+pub(super) enum HookTurn<'a> {
+    /// There are none, or the gate closes.
+    Nothing,
+    /// Another request ran them, or runs them past its deadline.
+    Shared,
+    /// It runs them.
+    Own(HookRun<'a>),
 }
 
 /// The right to run the hooks, until dropped.
