@@ -30,6 +30,12 @@ pub(super) struct Flight {
     overdue: bool,
 }
 
+impl Flight {
+    pub(super) fn is_behind_foreign(&self) -> bool {
+        self.behind_foreign
+    }
+}
+
 /// How a collection ended.
 pub(super) type Outcome = Result<Collected, SkipReason>;
 

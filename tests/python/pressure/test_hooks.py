@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import threading
@@ -19,30 +18,7 @@ if TYPE_CHECKING:
 
 register = memory.register_pressure_hook
 
-pytestmark = pytest.mark.pressure
-
-
-@pytest.fixture(autouse=True)
-def clean_device() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    policy = memory.get_pressure_policy()
-    yield
-    memory.set_pressure_policy(**policy)
-    gc.enable()
-    gc.collect()
-    testing.validate(0)
-
-
-@pytest.fixture
-def counters() -> Counters:
-    return Counters()
-
-
-@pytest.fixture
-def cache() -> list[torch.Tensor]:
-    """Live memory, all of it."""
-    return [block() for _ in range(64)]
+pytestmark = [pytest.mark.pressure, pytest.mark.scenario(21)]
 
 
 def test_hook_gives_up_a_cache(counters: Counters, cache: list[torch.Tensor]) -> None:
