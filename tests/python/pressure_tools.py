@@ -222,12 +222,13 @@ def exit_status(child: int) -> int:
 
 
 class Background:
-    """Runs `step` again and again on a thread of its own, inside a `with` block; raises what it raised."""
+    """Runs `step` again and again on a thread of its own, from before a `with` block on; raises what it raised."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.step = step
         self.steps = 0
         self.error: BaseException | None = None
+        self.stepped = threading.Event()
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.run)
 
@@ -236,11 +237,15 @@ class Background:
             while not self.stop.is_set():
                 self.step()
                 self.steps += 1
+                self.stepped.set()
         except BaseException as error:
             self.error = error
+        finally:
+            self.stepped.set()
 
     def __enter__(self) -> Background:
         self.thread.start()
+        self.stepped.wait()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,11 +23,13 @@ SERVER = Path(__file__).parent.parent / "script_server.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_collections(pytestconfig: pytest.Config) -> None:
+def short_collections(pytestconfig: pytest.Config) -> Iterator[None]:
     """With --quick: collections that look at the tests' objects only, and take a fraction of the time."""
     if pytestconfig.getoption("quick"):
         gc.collect()
         gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_it_wants_a_lock_whose_owner_waits(counters: Counters) -> None:
     def own_lock() -> None:
         in_finalizer.wait()
         with lock:
-            memory.set_pressure_policy(timeout_ms=100)
+            memory.set_pressure_policy(timeout_ms=500)
             try:
                 block(60 * MIB)
             except torch.OutOfMemoryError as error:
