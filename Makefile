@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-freethreaded check models tsan bench header lock clean
+.PHONY: help setup demo test test-freethreaded check models tsan repeat bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -35,6 +35,9 @@ models: ## Check the core with loom and shuttle: small models exhaustively, the 
 
 tsan: ## Run the core's tests under ThreadSanitizer
 	@scripts/tsan.sh
+
+repeat: setup ## Run the pressure scenarios again and again (COUNT=100), up to the first failure
+	@scripts/repeat.sh $(or $(COUNT),100)
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py

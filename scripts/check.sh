@@ -34,8 +34,9 @@ cargo test --quiet --package flex-c --test header
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
 
-say "Documents: links, and examples in Rust"
+say "Documents: links, the table of scenarios, and examples in Rust"
 .venv/bin/python scripts/check_links.py
+.venv/bin/python scripts/scenarios.py
 cargo build --package flex
 rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib

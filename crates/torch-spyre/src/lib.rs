@@ -60,7 +60,7 @@ mod _C {
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, allocate_with_pending_exception, join_native_attached,
-            validate, want_lock_of_allocating_thread, while_mutex_is_held,
+            request_maxima, validate, wait_for_gate, want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

@@ -68,9 +68,7 @@ pub(super) struct Hooks {
     registered: u64,
     /// A request runs the hooks.
     running: bool,
-    /// A hook goes on although the request it ran for has left: it ends the run when it returns.
-    alone: bool,
-    /// The deadline of that request had passed. Later ones do not wait for the hook.
+    /// The deadline of the request that runs them passed. Later requests do not wait for it.
     overdue: bool,
     /// Runs that have ended.
     runs: u64,
@@ -181,7 +179,8 @@ pub(super) struct HookRun<'a> {
 impl Drop for HookRun<'_> {
     fn drop(&mut self) {
         let Ok(mut state) = self.gate.lock() else { return };
-        if !state.hooks.alone {
+        // A hook that goes on past the deadline ends the run when it returns.
+        if !state.hooks.overdue {
             state.hooks.end_run();
         }
         self.gate.changed.notify_all();
@@ -192,15 +191,13 @@ impl Hooks {
     /// Others may run the hooks.
     pub(super) fn end_run(&mut self) {
         self.running = false;
-        self.alone = false;
         self.overdue = false;
         self.runs += 1;
     }
 
-    /// The request has left, and the hook that runs for it goes on.
-    pub(super) fn goes_on_alone(&mut self, overdue: bool) {
-        self.alone = true;
-        self.overdue = overdue;
+    /// The hook that runs goes on past the deadline of its request.
+    pub(super) fn mark_overdue(&mut self) {
+        self.overdue = true;
     }
 }
 

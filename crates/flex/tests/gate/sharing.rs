@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use flex::gate::GateActivity;
 use flex::pressure::SkipReason;
 
 use crate::gate_world::*;
@@ -94,9 +95,15 @@ fn a_foreign_collection_is_waited_for() {
             });
             // Ours was refused, so the request knows of the foreign one.
             world.interpreter.wait_for_refused(1);
+            // A detached one waits for the collector thread, and that for the foreign collection.
+            let waiting = if attached { 1 } else { 2 };
+            while world.gate.activity() != (GateActivity { waiting, behind_foreign: true }) {
+                thread::yield_now();
+            }
             finalizer.go_on.send(()).unwrap();
             drop(request.join().unwrap());
         });
+        assert_eq!(world.gate.activity(), GateActivity::default());
         let pressure = world.pressure();
         assert_eq!((pressure.rescued, pressure.failed, pressure.collectors_abandoned), (1, 0, 0));
         assert_eq!(pressure.reclaimed_bytes, 0, "the foreign one freed it");
