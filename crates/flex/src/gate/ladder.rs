@@ -27,8 +27,11 @@ const ROUNDS: u32 = 64;
 /// How long a request waits for a free that another thread has begun.
 const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 
-/// How long the interpreter may take to explain a failure.
-const HINTS_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the interpreter may take to explain a failure; on a busy machine attaching alone takes a while.
+const HINTS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The same after a request that has waited for the interpreter in vain.
+const LATE_HINTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A timeout that no request outlives.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -115,7 +118,8 @@ impl<'a> Climb<'a> {
         let may_ask = self.petition.entry.unavailable.is_none()
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
-            let petition = Petition { deadline: now() + HINTS_TIMEOUT, ..self.petition.clone() };
+            let timeout = if request.report.timed_out { LATE_HINTS_TIMEOUT } else { HINTS_TIMEOUT };
+            let petition = Petition { deadline: now() + timeout, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
