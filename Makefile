@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check models tsan bench header lock clean
+.PHONY: help setup demo test check models tsan soak bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -31,6 +31,9 @@ models: ## Check the core with loom and shuttle: small models exhaustively, the 
 
 tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly toolchain)
 	@scripts/tsan.sh
+
+soak: setup ## Do everything at once on many threads (SECONDS=60), and end with nothing lost; SEED=N repeats
+	@SOAK_SECONDS="$(or $(SECONDS),$(SOAK_SECONDS),60)" SEED="$(SEED)" scripts/soak.sh
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py

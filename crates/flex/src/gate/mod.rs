@@ -5,6 +5,7 @@
 //! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
 //! thread has the deadline of the request; an attached thread detaches for it.
 
+mod census;
 mod collector;
 mod flight;
 mod hooks;
@@ -20,6 +21,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+pub use census::Census;
 pub use hooks::{HookEvent, HookId, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};

@@ -8,11 +8,12 @@ use std::time::Instant;
 use flex::FlexError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::{device, runtime_error};
 use crate::interpreter;
 use crate::message;
-use crate::runtime::DeviceMemory;
+use crate::runtime::{self, DeviceMemory};
 
 fn allocate_and_free(device: &DeviceMemory, nbytes: u64) -> Result<(), String> {
     let (handle, _) = device.allocate(nbytes).map_err(|error| describe(error, device))?;
@@ -107,6 +108,26 @@ pub(crate) fn want_lock_of_allocating_thread(index: i32, nbytes: u64) -> PyResul
 #[pyfunction]
 pub(crate) fn validate(index: i32) -> PyResult<()> {
     device(index)?.allocator.validate().map_err(runtime_error)
+}
+
+/// What is under way: requests registered at a device, and at the gate flights, jobs, runs of hooks, collector threads
+/// on their way; and the hooks that are registered. All but the last are 0 when nothing runs.
+#[pyfunction]
+pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
+    let registered_requests = device(index)?.allocator.registered_requests().map_err(runtime_error)?;
+    let gate = runtime::ready().map_err(PyRuntimeError::new_err)?.gate.census();
+    let dict = PyDict::new(py);
+    for (name, count) in [
+        ("registered_requests", registered_requests),
+        ("flights", gate.flights),
+        ("queued_jobs", gate.queued_jobs),
+        ("attaching_collectors", gate.attaching_collectors),
+        ("hook_runs", gate.hook_runs),
+        ("hooks", gate.hooks),
+    ] {
+        dict.set_item(name, count)?;
+    }
+    Ok(dict)
 }
 
 /// Calls `function` while a native thread holds the allocator mutex of a device: what it frees meanwhile goes through

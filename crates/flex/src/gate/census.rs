@@ -1,0 +1,34 @@
+//! What a gate has under way: for tests that end with nothing left behind. Lock: `Gate::state`, held for a look.
+
+use super::Gate;
+
+/// A count of what is under way at a gate.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Census {
+    /// Flights in the air: at most 1.
+    pub flights: usize,
+    /// Jobs that no collector thread has taken.
+    pub queued_jobs: usize,
+    /// Collector threads that were started and have not arrived, or have a job and wait to attach.
+    pub attaching_collectors: usize,
+    /// Requests that run the hooks: at most 1.
+    pub hook_runs: usize,
+    /// Registered hooks.
+    pub hooks: usize,
+}
+
+impl Gate {
+    /// What is under way now. All 0 in a forked child.
+    #[doc(hidden)]
+    pub fn census(&self) -> Census {
+        let Ok(state) = self.lock() else { return Census::default() };
+        Census {
+            flights: usize::from(state.flight.is_some()),
+            queued_jobs: state.jobs.len(),
+            attaching_collectors: state.starting_collectors + state.attaching_collectors,
+            hook_runs: usize::from(state.hooks.is_running()),
+            hooks: state.hooks.count(),
+        }
+    }
+}
