@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check models tsan soak bench header lock clean
+.PHONY: help setup demo test check models tsan soak mutants bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -23,7 +23,7 @@ demo: setup ## Train a small network on a device that is too small, without and 
 test: setup ## Run the Rust and the Python tests
 	@scripts/test.sh
 
-check: setup ## Formatting, lints, types, documentation, models, pressure scenarios with debug checks
+check: setup ## Formatting, lints, types, documentation, models, pressure scenarios and soak with debug checks
 	@scripts/check.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
@@ -34,6 +34,9 @@ tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly to
 
 soak: setup ## Do everything at once on many threads (SECONDS=60), and end with nothing lost; SEED=N repeats
 	@SOAK_SECONDS="$(or $(SECONDS),$(SOAK_SECONDS),60)" SEED="$(SEED)" scripts/soak.sh
+
+mutants: setup ## Break the contract on purpose and see that a check notices (ONLY=NAME for some of them)
+	@.venv/bin/python scripts/mutants.py --only "$(ONLY)"
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py

@@ -29,6 +29,9 @@ find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '
 say "C: include/flex.h is what crates/flex-c exports (make header writes it)"
 cargo test --quiet --package flex-c --test header
 
+say "Mutants: every entry fits the sources (make mutants tries them)"
+.venv/bin/python scripts/mutants.py --check-applies
+
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
 

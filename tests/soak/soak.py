@@ -121,6 +121,7 @@ class Soak:
 
     def settle(self) -> None:
         """Releases the rest, and waits until nothing is under way."""
+        from garbage import GARBAGE_LAYERS
         from world import DEVICES
 
         from torch_spyre import _C
@@ -132,7 +133,8 @@ class Soak:
         gc.enable()
         end = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < end:
-            gc.collect()
+            for _ in range(GARBAGE_LAYERS):
+                gc.collect()
             census = [_C.testing.census(device) for device in range(DEVICES)]
             if not any(any(counts.values()) for counts in census):
                 return

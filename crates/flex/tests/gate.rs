@@ -13,6 +13,8 @@ mod support;
 mod collections;
 #[path = "gate/deadlines.rs"]
 mod deadlines;
+#[path = "gate/hooks.rs"]
+mod hooks;
 #[path = "gate/many_threads.rs"]
 mod many_threads;
 #[path = "gate/reentrancy.rs"]

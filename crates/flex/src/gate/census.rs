@@ -8,6 +8,8 @@ use super::Gate;
 pub struct Census {
     /// Flights in the air: at most 1.
     pub flights: usize,
+    /// Flights that wait for a collection that is not the gate's.
+    pub behind_foreign: usize,
     /// Jobs that no collector thread has taken.
     pub queued_jobs: usize,
     /// Collector threads that were started and have not arrived, or have a job and wait to attach.
@@ -22,9 +24,11 @@ impl Gate {
     /// What is under way now. All 0 in a forked child.
     #[doc(hidden)]
     pub fn census(&self) -> Census {
-        let Ok(state) = self.lock() else { return Census::default() };
+        let Ok(mut state) = self.lock() else { return Census::default() };
+        let newest = state.epoch;
         Census {
             flights: usize::from(state.flight.is_some()),
+            behind_foreign: usize::from(state.is_behind_foreign(newest)),
             queued_jobs: state.jobs.len(),
             attaching_collectors: state.starting_collectors + state.attaching_collectors,
             hook_runs: usize::from(state.hooks.is_running()),

@@ -105,6 +105,29 @@ fn a_foreign_collection_is_waited_for() {
 }
 
 #[test]
+fn a_foreign_collection_that_stops_does_not_count_as_ours() {
+    for attached in [true, false] {
+        let world = World::new();
+        let live = world.fill();
+        let finalizer = world.interpreter.pause_in_finalizer();
+        thread::scope(|scope| {
+            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
+            wait(&finalizer.entered);
+            // It has begun, and will not see this garbage.
+            world.interpreter.add_garbage(live);
+            let request = scope.spawn(|| {
+                let allocate = || world.allocate().unwrap();
+                if attached { world.interpreter.python_thread(allocate) } else { allocate() }
+            });
+            world.interpreter.wait_for_refused(1);
+            finalizer.go_on.send(()).unwrap();
+            drop(request.join().unwrap());
+        });
+        assert_eq!((world.events(), world.collections()), ((1, 1, 0), (0, 1)));
+    }
+}
+
+#[test]
 fn a_foreign_collection_that_never_ends_is_no_stuck_collector() {
     for attached in [true, false] {
         let world = World::with_timeout(Duration::from_millis(150));

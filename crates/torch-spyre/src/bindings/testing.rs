@@ -110,8 +110,8 @@ pub(crate) fn validate(index: i32) -> PyResult<()> {
     device(index)?.allocator.validate().map_err(runtime_error)
 }
 
-/// What is under way: requests registered at a device, and at the gate flights, jobs, runs of hooks, collector threads
-/// on their way; and the hooks that are registered. All but the last are 0 when nothing runs.
+/// What is under way: requests registered at a device, and at the gate flights (and those that wait for a foreign
+/// collection), jobs, runs of hooks, collector threads on their way; and the hooks that are registered. All but the last are 0 when nothing runs.
 #[pyfunction]
 pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let registered_requests = device(index)?.allocator.registered_requests().map_err(runtime_error)?;
@@ -120,6 +120,7 @@ pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> 
     for (name, count) in [
         ("registered_requests", registered_requests),
         ("flights", gate.flights),
+        ("behind_foreign", gate.behind_foreign),
         ("queued_jobs", gate.queued_jobs),
         ("attaching_collectors", gate.attaching_collectors),
         ("hook_runs", gate.hook_runs),
