@@ -1,7 +1,7 @@
 """Break the contract on purpose, one rule at a time, and show that each break is caught by a named check.
 
     scripts/mutants.py                     all of tests/mutants/*.toml
-    scripts/mutants.py --only NAME         those whose name contains NAME
+    scripts/mutants.py --only NAME         those whose name has a match for NAME, a regular expression
     scripts/mutants.py --check-applies     quickly: every text to replace is there once, every named check exists
 
 Works in a copy of the tree, target/mutants/tree, whose builds are kept. Each check must first pass on the copy as it
@@ -68,6 +68,7 @@ class Check:
 
     def environment(self) -> dict[str, str]:
         variables = {**os.environ, "CARGO_INCREMENTAL": "1", "CARGO_TERM_COLOR": "never"}
+        variables["FLEX_TEST_PATIENCE_SECONDS"] = "8"
         variables.pop("CARGO_TARGET_DIR", None)
         if self.kind in ("loom", "shuttle"):
             variables["RUSTFLAGS"] = f"--cfg {self.kind}"
@@ -124,6 +125,12 @@ class Mutant:
     breaks: str
     edits: tuple[Edit, ...]
     checks: tuple[Check, ...]
+    before_python: str
+    """From this version of Python on the rule needs no keeping."""
+
+    @property
+    def is_void(self) -> bool:
+        return bool(self.before_python) and sys.version_info >= tuple(map(int, self.before_python.split(".")))
 
 
 def load(only: str) -> list[Mutant]:
@@ -132,11 +139,11 @@ def load(only: str) -> list[Mutant]:
         for entry in tomllib.loads(file.read_text())["mutant"]:
             edits = tuple(Edit(**edit) for edit in entry["edit"])
             checks = tuple(Check.parse(text) for text in entry["caught-by"])
-            mutants.append(Mutant(entry["name"], entry["breaks"], edits, checks))
+            mutants.append(Mutant(entry["name"], entry["breaks"], edits, checks, entry.get("before-python", "")))
     names = [mutant.name for mutant in mutants]
     if len(set(names)) != len(names):
         raise EntryError("two mutants have the same name")
-    return [mutant for mutant in mutants if only in mutant.name]
+    return [mutant for mutant in mutants if re.search(only, mutant.name)]
 
 
 def last_output() -> str:
@@ -249,17 +256,21 @@ def try_all(mutants: list[Mutant]) -> list[dict[str, object]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Break the contract on purpose and see that it is noticed.")
-    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--only", default="", help="mutants whose name has a match for this regular expression")
     parser.add_argument("--check-applies", action="store_true", help="only look whether the entries fit the sources")
     given = parser.parse_args()
     mutants = load(given.only)
-    if problems := check_entries(mutants) or ([] if mutants else [f"no mutant has {given.only!r} in its name"]):
+    if problems := check_entries(mutants) or ([] if mutants else [f"no mutant is named like {given.only!r}"]):
         print("\n".join(problems), file=sys.stderr)
         return 1
     if given.check_applies:
         print(f"{len(mutants)} mutants apply")
         return 0
     copy_tree()
+    for mutant in mutants:
+        if mutant.is_void:
+            print(f"  void from Python {mutant.before_python} on: {mutant.name}", flush=True)
+    mutants = [mutant for mutant in mutants if not mutant.is_void]
     print("Unmutated:", flush=True)
     if problems := check_unmutated(mutants):
         print("\n".join(problems), file=sys.stderr)
