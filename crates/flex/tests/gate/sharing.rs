@@ -100,7 +100,11 @@ fn a_foreign_collection_is_waited_for() {
         let pressure = world.pressure();
         assert_eq!((pressure.rescued, pressure.failed, pressure.collectors_abandoned), (1, 0, 0));
         assert_eq!(pressure.reclaimed_bytes, 0, "the foreign one freed it");
-        assert_eq!(world.skipped(SkipReason::Timeout), 0, "it could end, since nobody waited for it attached");
+        assert_eq!(
+            world.skipped(SkipReason::Timeout),
+            0,
+            "it could end, since nobody waited for it attached"
+        );
         assert_eq!(pressure.collection_freed_bytes, BLOCKS as u64 * BLOCK);
     }
 }
