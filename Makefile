@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-freethreaded check models tsan repeat bench header lock clean
+.PHONY: help setup demo test test-freethreaded check models tsan repeat soak mutants bench header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -27,7 +27,7 @@ test: setup ## Run the Rust and the Python tests
 test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first time: builds one)
 	@scripts/test_freethreaded.sh
 
-check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios with debug checks
+check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios and soak with debug checks
 	@scripts/check.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
@@ -38,6 +38,12 @@ tsan: ## Run the core's tests under ThreadSanitizer
 
 repeat: setup ## Run the pressure scenarios again and again (COUNT=100), up to the first failure
 	@scripts/repeat.sh $(or $(COUNT),100)
+
+soak: setup ## Do everything at once on many threads (SECONDS=60), and end with nothing lost; SEED=N repeats
+	@SOAK_SECONDS="$(or $(SECONDS),$(SOAK_SECONDS),60)" SEED="$(SEED)" scripts/soak.sh
+
+mutants: setup ## Break the contract on purpose and see that a check notices (ONLY=NAME for some of them)
+	@.venv/bin/python scripts/mutants.py --only "$(ONLY)"
 
 bench: setup ## Measure the overhead over the CPU device; writes target/bench/summary.json
 	@.venv/bin/python benches/python/overhead.py

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that `make test` does not look at: formatting, lints, types, documentation, the models
-# and ThreadSanitizer (docs/verification.md), and the pressure scenarios on a build of the extension with its debug
+# Everything that `make test` does not look at: formatting, lints, types, documentation, the models and
+# ThreadSanitizer (docs/verification.md), and the pressure scenarios and the soak on a build of the extension with its debug
 # checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -23,6 +23,7 @@ say "Python: ruff"
 say "Python: mypy"
 .venv/bin/python -m mypy
 .venv/bin/python -m mypy scripts
+MYPYPATH=python:tests/soak .venv/bin/python -m mypy --explicit-package-bases tests/soak
 
 say "C++: clang-format"
 find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '*.c' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
@@ -30,6 +31,9 @@ find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '
 
 say "C: include/flex.h is what crates/flex-c exports (make header writes it)"
 cargo test --quiet --package flex-c --test header
+
+say "Mutants: every entry fits the sources (make mutants tries them)"
+.venv/bin/python scripts/mutants.py --check-applies
 
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
@@ -51,5 +55,8 @@ PYTHONPATH=$checked .venv/bin/python -c '
 import sys, torch, torch_spyre
 assert torch_spyre.__file__.startswith(sys.argv[1]), torch_spyre.__file__' "$checked"
 PYTHONPATH=$checked .venv/bin/python -m pytest tests/python -m pressure -o pythonpath="$checked"
+
+say "Soak"
+scripts/soak.sh
 
 say "All checks passed"

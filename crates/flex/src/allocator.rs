@@ -157,6 +157,15 @@ impl FlexAllocator {
         Ok(body())
     }
 
+    /// How many requests are registered for memory. For tests that end with nothing left behind.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    #[doc(hidden)]
+    pub fn registered_requests(&self) -> Result<usize, FlexError> {
+        Ok(self.lock()?.state()?.waiters.count())
+    }
+
     /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
     /// running is not interrupted.
     ///

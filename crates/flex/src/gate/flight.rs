@@ -30,12 +30,6 @@ pub(super) struct Flight {
     overdue: bool,
 }
 
-impl Flight {
-    pub(super) fn is_behind_foreign(&self) -> bool {
-        self.behind_foreign
-    }
-}
-
 /// Why a collection did not run, or nobody waited for its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missed {

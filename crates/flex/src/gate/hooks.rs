@@ -195,6 +195,14 @@ impl Hooks {
         self.runs += 1;
     }
 
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.table.len()
+    }
+
     /// The hook that runs goes on past the deadline of its request.
     pub(super) fn mark_overdue(&mut self) {
         self.overdue = true;

@@ -5,7 +5,7 @@
 //! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
 //! thread has the deadline of the request; an attached thread detaches for it.
 
-mod activity;
+mod census;
 mod collector;
 mod flight;
 mod hooks;
@@ -24,7 +24,7 @@ use std::task::Wake;
 use std::time::{Duration, Instant};
 
 #[doc(hidden)]
-pub use activity::GateActivity;
+pub use census::Census;
 pub use hooks::{HookEvent, HookId, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};

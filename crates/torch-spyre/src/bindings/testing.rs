@@ -9,6 +9,7 @@ use flex::FlexError;
 use flex::fork::is_forked;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::{device, runtime_error};
 use crate::interpreter;
@@ -117,12 +118,12 @@ pub(crate) fn wait_for_gate(py: Python<'_>, waiting: usize, behind_foreign: bool
     let deadline = Instant::now() + GATE_TIMEOUT;
     py.detach(|| {
         loop {
-            let activity = gate.activity();
-            if activity.waiting >= waiting && activity.behind_foreign >= behind_foreign {
+            let census = gate.census();
+            if census.waiting >= waiting && census.behind_foreign >= usize::from(behind_foreign) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(PyTimeoutError::new_err(format!("the gate has only {activity:?}")));
+                return Err(PyTimeoutError::new_err(format!("the gate has only {census:?}")));
             }
             thread::sleep(GATE_POLL);
         }
@@ -141,6 +142,29 @@ pub(crate) fn request_maxima(index: i32) -> PyResult<(u64, u64)> {
 #[pyfunction]
 pub(crate) fn validate(index: i32) -> PyResult<()> {
     device(index)?.allocator.validate().map_err(runtime_error)
+}
+
+/// What is under way: requests registered at a device, and at the gate flights (and those that wait for a foreign
+/// collection), jobs, runs of hooks, collector threads on their way, threads that wait; and the hooks that are registered.
+/// All but the last are 0 when nothing runs.
+#[pyfunction]
+pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
+    let registered_requests = device(index)?.allocator.registered_requests().map_err(runtime_error)?;
+    let gate = runtime::ready().map_err(PyRuntimeError::new_err)?.gate.census();
+    let dict = PyDict::new(py);
+    for (name, count) in [
+        ("registered_requests", registered_requests),
+        ("flights", gate.flights),
+        ("behind_foreign", gate.behind_foreign),
+        ("queued_jobs", gate.queued_jobs),
+        ("attaching_collectors", gate.attaching_collectors),
+        ("hook_runs", gate.hook_runs),
+        ("waiting", gate.waiting),
+        ("hooks", gate.hooks),
+    ] {
+        dict.set_item(name, count)?;
+    }
+    Ok(dict)
 }
 
 /// Calls `function` while a native thread holds the allocator mutex of a device: what it frees meanwhile goes through
