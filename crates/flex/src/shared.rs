@@ -106,7 +106,6 @@ impl Shared {
         if !self.pending.push(handle) {
             return Err(unknown(handle));
         }
-        // Its fence orders the push before its look at the mutex.
         self.after_unlock();
         Ok(())
     }
