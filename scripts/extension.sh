@@ -5,21 +5,30 @@
 #   extension.sh checked    the build with debug assertions (lock ranks, accounting), placed with a copy of the
 #                           Python package in target/checked/python: put that folder on PYTHONPATH to use it
 #
+# Builds for interpreters with a GIL and for a free-threaded one lie side by side: they have other names. The latter
+# use no stable ABI, which CPython does not have there.
+#
 # A library that a running program has loaded is replaced by rename, never overwritten.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 profile=${1:-release}
-mkdir -p target
-exec 9>target/extension.lock
+target=$CARGO_TARGET_DIR
+mkdir -p "$target"
+exec 9>"$target/extension.lock"
 if command -v flock >/dev/null; then flock 9; fi # Runs at the same time take turns.
-packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 suffix=so
 if [ "$(uname)" = Darwin ]; then suffix=dylib; fi
+# The ending of the module's name, and what cargo is told.
+read -r ending features < <("$venv/bin/python" -c '
+import sysconfig
+free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
+print(sysconfig.get_config_var("EXT_SUFFIX") + " --no-default-features" if free_threaded else ".abi3.so")')
 
 # place PROFILE FOLDER
 place() {
-    local built=target/$1/libtorch_spyre_c.$suffix placed=$2/_C.abi3.so
+    local built=$target/$1/libtorch_spyre_c.$suffix placed=$2/_C$ending
     if ! cmp -s "$built" "$placed"; then
         cp "$built" "$placed.$$"
         mv -f "$placed.$$" "$placed"
@@ -31,29 +40,29 @@ install_editable() {
     local info
     info=$(find "$packages" -maxdepth 1 -name 'torch_spyre_flex-*.dist-info' -newer pyproject.toml -newer Cargo.toml)
     if [ -n "$info" ]; then return; fi
-    say "Installing torch_spyre into .venv (editable)"
+    say "Installing torch_spyre into $TORCH_SPYRE_VENV (editable)"
     rm -rf "$packages"/torch_spyre_flex-*.dist-info
     printf '%s\n' "$root/python" >"$packages/torch_spyre_flex.pth"
-    info=$(.venv/bin/maturin pep517 write-dist-info --quiet --metadata-directory "$packages" \
-        --interpreter .venv/bin/python | tail -n 1)
+    info=$("$venv/bin/maturin" pep517 write-dist-info --quiet --metadata-directory "$packages" \
+        --interpreter "$venv/bin/python" ${features:+"$features"} | tail -n 1)
     info=$packages/$info
     echo make >"$info/INSTALLER"
     (cd "$packages" && find "$(basename "$info")" torch_spyre_flex.pth -type f -printf '%p,,\n') >"$info/RECORD"
     touch "$info"
 }
 
-# cargo does not see when .venv has become another environment: another interpreter, another PyTorch.
-if [ -e target/made-for ] && ! cmp -s .venv/made-for target/made-for; then
+# cargo does not see when the environment has become another: another interpreter, another PyTorch.
+if [ -e "$target/made-for" ] && ! cmp -s "$venv/made-for" "$target/made-for"; then
     for old in dev release checked; do
         cargo clean --quiet --profile "$old" --package torch-spyre --package pyo3-build-config --package pyo3-ffi
     done
 fi
-cp .venv/made-for target/made-for
+cp "$venv/made-for" "$target/made-for"
 
-if [ ! -e "target/$profile/libtorch_spyre_c.$suffix" ]; then
+if [ ! -e "$target/$profile/libtorch_spyre_c.$suffix" ]; then
     say "Building the extension (profile $profile; some minutes the first time)"
 fi
-cargo build --package torch-spyre --profile "$profile"
+cargo build --package torch-spyre --profile "$profile" ${features:+"$features"}
 
 case $profile in
 release)
@@ -61,11 +70,12 @@ release)
     install_editable
     ;;
 checked)
-    rm -rf target/checked/python
-    mkdir -p target/checked/python
-    cp -R python/. target/checked/python
-    rm -f target/checked/python/torch_spyre/_C.*.so
-    place checked target/checked/python/torch_spyre
+    copy=$target/checked/python
+    rm -rf "$copy"
+    mkdir -p "$copy"
+    cp -RL python/. "$copy" # The headers are links to include/.
+    rm -f "$copy"/torch_spyre/_C.*.so
+    place checked "$copy/torch_spyre"
     ;;
 *) die "unknown profile $profile" ;;
 esac

@@ -163,6 +163,15 @@ impl FlexAllocator {
         Ok(body())
     }
 
+    /// How many requests are registered for memory. For tests that end with nothing left behind.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    #[doc(hidden)]
+    pub fn registered_requests(&self) -> Result<usize, FlexError> {
+        Ok(self.lock()?.state()?.waiters.count())
+    }
+
     /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
     /// running is not interrupted.
     ///
@@ -172,8 +181,22 @@ impl FlexAllocator {
         &self,
         callback: Option<SharedCallback>,
     ) -> Result<Option<SharedCallback>, FlexError> {
+        self.exchange_memory_pressure_callback(callback, |previous| previous)
+    }
+
+    /// As [`set_memory_pressure_callback`](Self::set_memory_pressure_callback), for a new callback that looks for the
+    /// previous one: `keep` puts that where it looks, with the mutex held, so before its first call. It must do no
+    /// more than that: nothing that waits, runs foreign code or uses the allocator.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child; `keep` is not called then.
+    pub fn exchange_memory_pressure_callback<R>(
+        &self,
+        callback: Option<SharedCallback>,
+        keep: impl FnOnce(Option<SharedCallback>) -> R,
+    ) -> Result<R, FlexError> {
         let mut guard = self.lock()?;
-        Ok(std::mem::replace(&mut guard.state()?.callback, callback))
+        Ok(keep(std::mem::replace(&mut guard.state()?.callback, callback)))
     }
 
     /// One consistent snapshot of the statistics; memory whose free is pending is freed first.

@@ -136,6 +136,25 @@ fn frees_of_other_threads_reach_a_request_that_unlocked() {
 }
 
 #[test]
+fn statistics_fall_when_the_memory_is_free_not_when_its_free_is_pending() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let freed = Arc::new(Mutex::new(Vec::new()));
+    let (blocks, seen) = (hoard.clone(), Arc::clone(&freed));
+    set_callback(&allocator, move |guard, _| {
+        let blocks = blocks.clone();
+        thread::spawn(move || blocks.free_one()).join().unwrap();
+        // Pending, for this thread has the mutex; whoever reads drains first.
+        let statistics = guard.statistics().unwrap();
+        seen.lock().unwrap().push((statistics.allocated_bytes.current, statistics.free_bytes));
+        Verdict::GiveUp
+    });
+    drop(allocate(&allocator, 4 * KIB).unwrap());
+    assert_eq!(*freed.lock().unwrap(), [(15 * 4 * KIB, 4 * KIB)]);
+    check(&allocator, 15 * 4 * KIB);
+}
+
+#[test]
 fn frees_of_other_threads_never_wait_for_the_mutex() {
     let _watchdog = watchdog();
     let (allocator, hoard) = full();

@@ -86,7 +86,8 @@ impl Gate {
         }
     }
 
-    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for. A collection that was
+    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for; a hook is waited for in
+    /// any case, since it may share data with the thread that asked. A collection that was
     /// not waited for is cancelled if it has not begun, or waits for a foreign one, and lands; else it is abandoned, and
     /// lands when it ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, Missed> {
@@ -98,7 +99,7 @@ impl Gate {
                 return Ok(answer);
             }
             let left = petition.deadline.saturating_duration_since(now());
-            let missed = if petition.is_granted() {
+            let missed = if petition.is_granted() && !matches!(task, Task::Hook { .. }) {
                 Some(Missed::Granted)
             } else if self.is_closing() {
                 Some(SkipReason::Finalizing.into())
@@ -126,7 +127,7 @@ impl Gate {
         match job.task {
             Task::Hook { .. } => {
                 if running {
-                    state.hooks.goes_on_alone(missed != Missed::Granted);
+                    state.hooks.mark_overdue();
                 }
                 late
             }

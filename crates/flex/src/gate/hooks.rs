@@ -68,9 +68,7 @@ pub(super) struct Hooks {
     registered: u64,
     /// A request runs the hooks.
     running: bool,
-    /// A hook goes on although the request it ran for has left: it ends the run when it returns.
-    alone: bool,
-    /// The deadline of that request had passed. Later ones do not wait for the hook.
+    /// The deadline of the request that runs them passed. Later requests do not wait for it.
     overdue: bool,
     /// Runs that have ended.
     runs: u64,
@@ -133,21 +131,20 @@ impl Gate {
         next.map(|(rank, hook)| (*rank, Arc::clone(hook)))
     }
 
-    /// Makes this request the one that runs the hooks. `None` if there are none, or after another request's run, for
-    /// which it waited.
-    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> Option<HookRun<'_>> {
+    /// Makes this request the one that runs the hooks, or waits for another request's run.
+    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> HookTurn<'_> {
         {
-            let mut state = self.lock().ok()?;
+            let Ok(mut state) = self.lock() else { return HookTurn::Nothing };
             if state.hooks.table.is_empty() || self.is_closing() {
-                return None;
+                return HookTurn::Nothing;
             }
             if !state.hooks.running {
                 state.hooks.running = true;
-                return Some(HookRun { gate: self });
+                return HookTurn::Own(HookRun { gate: self });
             }
         }
         self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
-        None
+        HookTurn::Shared
     }
 
     fn wait_for_hooks(&self, petition: &Petition) {
@@ -164,6 +161,16 @@ impl Gate {
     }
 }
 
+/// What the hooks are to a request.
+pub(super) enum HookTurn<'a> {
+    /// There are none, or the gate closes.
+    Nothing,
+    /// Another request ran them, or runs them past its deadline.
+    Shared,
+    /// It runs them.
+    Own(HookRun<'a>),
+}
+
 /// The right to run the hooks, until dropped.
 pub(super) struct HookRun<'a> {
     gate: &'a Gate,
@@ -172,7 +179,8 @@ pub(super) struct HookRun<'a> {
 impl Drop for HookRun<'_> {
     fn drop(&mut self) {
         let Ok(mut state) = self.gate.lock() else { return };
-        if !state.hooks.alone {
+        // A hook that goes on past the deadline ends the run when it returns.
+        if !state.hooks.overdue {
             state.hooks.end_run();
         }
         self.gate.changed.notify_all();
@@ -183,15 +191,21 @@ impl Hooks {
     /// Others may run the hooks.
     pub(super) fn end_run(&mut self) {
         self.running = false;
-        self.alone = false;
         self.overdue = false;
         self.runs += 1;
     }
 
-    /// The request has left, and the hook that runs for it goes on.
-    pub(super) fn goes_on_alone(&mut self, overdue: bool) {
-        self.alone = true;
-        self.overdue = overdue;
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The hook that runs goes on past the deadline of its request.
+    pub(super) fn mark_overdue(&mut self) {
+        self.overdue = true;
     }
 }
 

@@ -5,6 +5,7 @@
 //! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
 //! thread has the deadline of the request; an attached thread detaches for it.
 
+mod census;
 mod collector;
 mod flight;
 mod hooks;
@@ -22,6 +23,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
+#[doc(hidden)]
+pub use census::Census;
 pub use hooks::{HookEvent, HookId, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
@@ -62,6 +65,8 @@ struct State {
     landings: VecDeque<Landing>,
     jobs: VecDeque<Arc<Job>>,
     hooks: Hooks,
+    /// Threads in [`Gate::wait`]. Nothing is decided by it: tests ask for it.
+    waiting: usize,
     /// Collector threads that have been started and did not get here yet.
     starting_collectors: usize,
     /// Collector threads that wait for a job.
@@ -191,7 +196,10 @@ impl Gate {
     }
 
     /// Waits for a change, at most for `timeout`. The caller looks at the state again in any case.
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+        state.waiting -= 1;
+        state
     }
 }

@@ -75,6 +75,10 @@ counters! {
     hooks_run,
     /// Those that failed.
     hooks_failed,
+    /// The longest that one request was under pressure, from its failed search to its end.
+    request_max_ns,
+    /// The most collections that one request ran by itself.
+    request_max_collections,
 }
 
 impl PressureCounters {
@@ -93,6 +97,13 @@ impl PressureCounters {
         Self::add(if full { &self.full_collections } else { &self.young_collections }, 1);
         Self::add(&self.collection_time_ns, nanoseconds);
         self.collection_max_ns.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a request that was under pressure.
+    pub(crate) fn count_request(&self, elapsed: Duration, own_collections: u32) {
+        let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.request_max_ns.fetch_max(nanoseconds, Ordering::Relaxed);
+        self.request_max_collections.fetch_max(own_collections.into(), Ordering::Relaxed);
     }
 
     /// Counts bytes whose free began inside the collection that runs on this thread.

@@ -79,6 +79,11 @@ impl Waiters {
         }
     }
 
+    /// How many requests are registered.
+    pub(crate) fn count(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Every block that was granted and not taken yet.
     pub(crate) fn granted(&self) -> impl Iterator<Item = &Chunks> {
         self.queue.iter().filter_map(|waiter| waiter.granted.as_ref())

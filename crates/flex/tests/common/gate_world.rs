@@ -26,7 +26,7 @@ pub struct World {
 
 impl World {
     pub fn new() -> World {
-        World::with(PolicySettings { timeout: Duration::from_secs(30), ..PolicySettings::default() })
+        World::with(PolicySettings { timeout: patience() * 3 / 4, ..PolicySettings::default() })
     }
 
     pub fn with_timeout(timeout: Duration) -> World {
@@ -67,7 +67,7 @@ impl World {
 
     /// Waits until so many requests have failed their first search.
     pub fn wait_for_events(&self, count: u64) {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + patience();
         while self.pressure().events < count {
             assert!(std::time::Instant::now() < end, "{count} events");
             std::thread::yield_now();
@@ -76,7 +76,7 @@ impl World {
 
     /// Waits until so many full collections have been counted.
     pub fn wait_for_collections(&self, count: u64) {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + patience();
         while self.pressure().full_collections < count {
             assert!(std::time::Instant::now() < end, "{count} collections");
             std::thread::yield_now();

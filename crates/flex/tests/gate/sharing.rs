@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use flex::gate::Census;
 use flex::pressure::SkipReason;
 
 use crate::gate_world::*;
@@ -94,13 +95,47 @@ fn a_foreign_collection_is_waited_for() {
             });
             // Ours was refused, so the request knows of the foreign one.
             world.interpreter.wait_for_refused(1);
+            // A detached one waits for the collector thread, and that for the foreign collection.
+            let waiting = if attached { 1 } else { 2 };
+            while (world.gate.census().waiting, world.gate.census().behind_foreign) != (waiting, 1) {
+                thread::yield_now();
+            }
             finalizer.go_on.send(()).unwrap();
             drop(request.join().unwrap());
         });
+        assert_eq!(world.gate.census(), Census::default());
         let pressure = world.pressure();
         assert_eq!((pressure.rescued, pressure.failed, pressure.collectors_abandoned), (1, 0, 0));
         assert_eq!(pressure.reclaimed_bytes, 0, "the foreign one freed it");
+        assert_eq!(
+            world.skipped(SkipReason::Timeout),
+            0,
+            "it could end, since nobody waited for it attached"
+        );
         assert_eq!(pressure.collection_freed_bytes, BLOCKS as u64 * BLOCK);
+    }
+}
+
+#[test]
+fn a_foreign_collection_that_stops_does_not_count_as_ours() {
+    for attached in [true, false] {
+        let world = World::new();
+        let live = world.fill();
+        let finalizer = world.interpreter.pause_in_finalizer();
+        thread::scope(|scope| {
+            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
+            wait(&finalizer.entered);
+            // It has begun, and will not see this garbage.
+            world.interpreter.add_garbage(live);
+            let request = scope.spawn(|| {
+                let allocate = || world.allocate().unwrap();
+                if attached { world.interpreter.python_thread(allocate) } else { allocate() }
+            });
+            world.interpreter.wait_for_refused(1);
+            finalizer.go_on.send(()).unwrap();
+            drop(request.join().unwrap());
+        });
+        assert_eq!((world.events(), world.collections()), ((1, 1, 0), (0, 1)));
     }
 }
 

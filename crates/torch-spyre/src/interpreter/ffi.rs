@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flex::rank;
+use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 
 /// A `PyObject*`.
 pub(super) type Object = *mut pyo3::ffi::PyObject;
@@ -28,6 +30,7 @@ unsafe extern "C-unwind" {
     fn PyThreadState_New(interpreter: Interpreter) -> ThreadState;
     fn PyThreadState_GetInterpreter(state: ThreadState) -> Interpreter;
     fn PyInterpreterState_Get() -> Interpreter;
+    fn PyInterpreterState_GetID(interpreter: Interpreter) -> i64;
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
@@ -52,6 +55,8 @@ struct Symbols {
     current: unsafe extern "C-unwind" fn() -> ThreadState,
     is_finalizing: unsafe extern "C-unwind" fn() -> c_int,
     interpreter: Interpreter,
+    /// Before 3.12 the collector begins wherever objects are made.
+    collects_anywhere: bool,
 }
 
 // SAFETY: function pointers, and a pointer that is only compared and passed back to CPython, which keeps the
@@ -61,6 +66,9 @@ unsafe impl Send for Symbols {}
 unsafe impl Sync for Symbols {}
 
 static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+
+/// 3.12.0 as `Py_Version` says it.
+const VERSION_3_12: std::ffi::c_ulong = 0x030c_0000;
 
 fn lookup(names: &[&CStr]) -> Option<*mut c_void> {
     names.iter().find_map(|name| {
@@ -91,6 +99,7 @@ pub(super) fn resolve() -> Result<(), String> {
                 is_finalizing,
             ),
             interpreter: PyInterpreterState_Get(),
+            collects_anywhere: pyo3::ffi::Py_Version < VERSION_3_12,
         }
     };
     let _ = SYMBOLS.set(symbols);
@@ -152,6 +161,12 @@ pub(super) fn is_ours(state: ThreadState) -> bool {
     unsafe { PyThreadState_GetInterpreter(state) == symbols().interpreter }
 }
 
+/// Whether the calling thread, which is attached, is so to the main interpreter.
+pub(super) fn is_main_interpreter() -> bool {
+    // SAFETY: attached. The main interpreter is the one with the number 0.
+    unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
+}
+
 /// Whether the interpreter is shutting down.
 pub(super) fn is_finalizing() -> bool {
     // SAFETY: reads an atomic of the runtime.
@@ -179,14 +194,15 @@ pub(super) fn detach() -> ThreadState {
 
 /// Calls a function of `sys` that lists all threads, such as `sys._current_frames`: it takes the lock of CPython's
 /// list of threads, which a native thread may extend at any time, without the GIL. Before 3.12 a collection that begins
-/// inside such a function may deadlock or crash, so the collector is off meanwhile. Returns a new reference, or null.
+/// inside such a function may deadlock or crash, so the collector is off meanwhile. Later ones begin between bytecodes
+/// only; and without a GIL other threads would see the collector off. Returns a new reference, or null.
 ///
 /// # Safety
 /// The calling thread is attached and has no pending exception; `function` is a live object.
 pub(super) unsafe fn list_threads(function: Object) -> Object {
     // SAFETY: the caller's contract. The function runs no Python code, so nobody sees the collector off.
     parked(|| unsafe {
-        let was_enabled = PyGC_Disable() != 0;
+        let was_enabled = symbols().collects_anywhere && PyGC_Disable() != 0;
         let list = PyObject_CallObject(function, ptr::null_mut());
         if was_enabled {
             PyGC_Enable();
@@ -319,18 +335,25 @@ pub(super) fn collector_enabled() -> bool {
 /// # Safety
 /// `list` is a live list and `item` a live object.
 pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) -> bool {
-    // SAFETY: attached; items are compared by identity only, so a borrowed reference that goes stale does no harm.
-    unsafe {
-        let present = (0..PyList_Size(list)).any(|index| PyList_GetItem(list, index) == item);
-        if present {
-            return false;
-        }
+    // SAFETY: the caller's contract.
+    let shared = unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), list) };
+    // Without a GIL other threads may change the list while it is read. Entering may wait, detached.
+    let present = parked(|| {
+        with_critical_section(&shared, || {
+            // SAFETY: attached; items are compared by identity only, borrowed for that long.
+            (0..unsafe { PyList_Size(list) }).any(|index| unsafe { PyList_GetItem(list, index) } == item)
+        })
+    });
+    if present {
+        return false;
+    }
+    // SAFETY: attached. These lock the list themselves.
+    parked(|| unsafe {
         let failed = if at_start { PyList_Insert(list, 0, item) } else { PyList_Append(list, item) } != 0;
-        if failed || !PyErr_Occurred().is_null() {
-            // Out of memory, or the list shrank under us on a free-threaded build: without the entry the next
-            // collection is taken for one that did not run, which is safe.
+        if failed {
+            // Out of memory: without the entry the next collection is taken for one that did not run, which is safe.
             PyErr_Clear();
         }
-    }
+    });
     true
 }

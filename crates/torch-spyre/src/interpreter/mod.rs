@@ -39,8 +39,18 @@ struct PythonReclaimer {
     observer: Observer,
     /// What Python calls the collector threads. A leaf: held for a look, or to add one.
     collectors: Mutex<Vec<u64>>,
-    /// Other threads run while this one is attached.
+    /// There are no generations: a young collection is a full one.
     free_threaded: bool,
+}
+
+/// Refuses sub-interpreters. The Python package does so before; this is for who loads the extension by its file.
+pub(crate) fn require_main(_py: Python<'_>) -> PyResult<()> {
+    if ffi::is_main_interpreter() {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "torch_spyre cannot be used in a sub-interpreter; import it in the main interpreter of the process",
+    ))
 }
 
 /// Makes the gate of this interpreter.
@@ -222,7 +232,7 @@ impl Reclaimer for PythonReclaimer {
         requester: &Entry,
         _ignore: &dyn Fn(ThreadToken) -> bool,
     ) -> bool {
-        if self.free_threaded || requester.thread.0 == 0 {
+        if requester.thread.0 == 0 {
             return false;
         }
         // A thread that runs no Python frame, a resting collector or a parked worker of autograd's, cannot hold the
@@ -233,9 +243,6 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn has_other_threads(&self, _proof: &Unlocked<'_>, _ignore: &dyn Fn(ThreadToken) -> bool) -> bool {
-        if self.free_threaded {
-            return true;
-        }
         let pending = PendingException::take();
         let threads = threads(&self.current_exceptions);
         pending.restore();
