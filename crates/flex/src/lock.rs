@@ -17,7 +17,7 @@ use crate::regions::Unserved;
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
 use crate::sync::MutexGuard;
-use crate::sync::atomic::{Ordering, fence};
+use crate::sync::atomic::Ordering;
 
 /// The locked allocator, as a memory-pressure callback gets it.
 ///
@@ -191,7 +191,17 @@ impl<'a> AllocatorGuard<'a> {
 }
 
 /// Releases the mutex, then wakes those who were granted memory.
-fn unlock(mut state: MutexGuard<'_, State>) {
+#[inline]
+fn unlock(state: MutexGuard<'_, State>) {
+    if state.waiters.has_woken() {
+        return unlock_and_wake(state);
+    }
+    drop(state);
+    rank::released();
+}
+
+#[cold]
+fn unlock_and_wake(mut state: MutexGuard<'_, State>) {
     let woken = state.waiters.take_woken();
     drop(state);
     rank::released();
@@ -243,8 +253,7 @@ impl Shared {
     pub(crate) fn after_unlock(&self) {
         loop {
             // A push comes here too: either it sees the mutex free, or its holder sees what was pushed.
-            fence(Ordering::SeqCst);
-            if self.pending.is_empty() || is_forked() {
+            if self.pending.is_empty_after_unlock() || is_forked() {
                 return;
             }
             let Ok(mut state) = self.mutex.try_lock().or_else(|error| match error {

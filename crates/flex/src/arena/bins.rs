@@ -1,4 +1,4 @@
-//! Segregated bins of the free blocks of one region, found through a two-level bitmap.
+//! Segregated bins of the free blocks of one region, found through a two-level bitmap. Each zone has rows of its own.
 //!
 //! Sizes are binned by their leading bit (row) and the five bits after it (column), as in the two-level
 //! segregated fit of Masmano et al. (TLSF, ECRTS 2004). Below 64 units a bin holds one size; above, the sizes of a
@@ -9,12 +9,14 @@
 //!
 //! Protected by the allocator mutex.
 
-use super::blocks::{Blocks, NIL, NodeState};
+use super::blocks::{Blocks, NIL, NodeState, Zone};
 
 const COLUMN_BITS: u32 = 5;
 const COLUMNS: usize = 1 << COLUMN_BITS;
-/// Row 0 holds sizes below 32, each later row one power of two, up to 2^31.
-pub(crate) const ROWS: usize = 32 - COLUMN_BITS as usize + 1;
+/// Row 0 of a zone holds sizes below 32, each later row one power of two, up to 2^31.
+const ZONE_ROWS: usize = 32 - COLUMN_BITS as usize + 1;
+/// The rows of the small zone, then those of the large one.
+pub(crate) const ROWS: usize = 2 * ZONE_ROWS;
 
 /// Blocks of the request's own bin looked at before a larger bin is preferred.
 const FLOOR_BIN_TRIES: usize = 8;
@@ -27,21 +29,19 @@ pub(crate) struct Bin {
 }
 
 impl Bin {
-    /// The bin of blocks of a size.
+    /// The bin of blocks of a size in a zone.
     #[inline]
-    pub(crate) fn of(size_units: u32) -> Bin {
-        if (size_units as usize) < COLUMNS {
-            return Bin { row: 0, column: size_units as usize };
-        }
-        let leading = size_units.ilog2();
-        let column = (size_units >> (leading - COLUMN_BITS)) as usize - COLUMNS;
-        Bin { row: (leading - COLUMN_BITS) as usize + 1, column }
+    pub(crate) fn of(size_units: u32, zone: Zone) -> Bin {
+        // The bits above the column; row 1 starts at the size that has none to spare.
+        let shift = (size_units | COLUMNS as u32).ilog2() - COLUMN_BITS;
+        let place = ((shift as usize) << COLUMN_BITS) + (size_units >> shift) as usize;
+        Bin { row: place / COLUMNS + zone.first_row(), column: place % COLUMNS }
     }
 
     /// Whether all blocks of the bin have the same size.
     #[inline]
     fn is_exact(self) -> bool {
-        self.row <= 1
+        self.row % ZONE_ROWS <= 1
     }
 
     /// The row of the bitmap the bin is in.
@@ -55,11 +55,30 @@ impl Bin {
     }
 }
 
-/// The free blocks of one region, by size.
+impl Zone {
+    #[inline]
+    fn first_row(self) -> usize {
+        match self {
+            Zone::Small => 0,
+            Zone::Large => ZONE_ROWS,
+        }
+    }
+
+    /// The bits of its rows.
+    #[inline]
+    fn row_bits(self) -> u64 {
+        match self {
+            Zone::Small => (1 << ZONE_ROWS) - 1,
+            Zone::Large => ((1 << ZONE_ROWS) - 1) << ZONE_ROWS,
+        }
+    }
+}
+
+/// The free blocks of one region, by zone and size.
 #[derive(Debug)]
 pub(crate) struct Bins {
     /// Bit `r`: row `r` has a block.
-    rows: u32,
+    rows: u64,
     /// Bit `c` of entry `r`: the list at row `r`, column `c` has a block.
     columns: [u32; ROWS],
     /// Heads of the lists.
@@ -72,12 +91,14 @@ impl Bins {
         Bins { rows: 0, columns: [0; ROWS], heads: vec![NIL; ROWS * COLUMNS].into_boxed_slice() }
     }
 
-    /// Marks a block free and adds it.
+    /// Marks a block free and adds it to the bins of its zone.
+    #[inline]
     pub(crate) fn link(&mut self, blocks: &mut Blocks, index: u32) {
-        let bin = Bin::of(blocks.node(index).size_units);
-        let head = std::mem::replace(&mut self.heads[bin.list()], index);
         let node = blocks.node_mut(index);
-        node.state = NodeState::Free;
+        let zone = node.state.zone();
+        let bin = Bin::of(node.size_units, zone);
+        let head = std::mem::replace(&mut self.heads[bin.list()], index);
+        node.state = NodeState::free(zone);
         node.previous_free = NIL;
         node.next_free = head;
         blocks.node_mut(head).previous_free = index;
@@ -86,11 +107,13 @@ impl Bins {
     }
 
     /// Takes a free block out and marks it occupied. Its size must not have changed since it was linked.
+    #[inline]
     pub(crate) fn unlink(&mut self, blocks: &mut Blocks, index: u32) {
         let node = blocks.node_mut(index);
-        debug_assert_eq!(node.state, NodeState::Free);
-        node.state = NodeState::Occupied;
-        let (previous, next, bin) = (node.previous_free, node.next_free, Bin::of(node.size_units));
+        debug_assert!(node.state.is_free());
+        let zone = node.state.zone();
+        node.state = NodeState::occupied(zone);
+        let (previous, next, bin) = (node.previous_free, node.next_free, Bin::of(node.size_units, zone));
         blocks.node_mut(next).previous_free = previous;
         if previous != NIL {
             blocks.node_mut(previous).next_free = next;
@@ -105,24 +128,30 @@ impl Bins {
         }
     }
 
-    /// A free block of at least `size_units`, by good fit; `None` only if there is none.
+    /// A free block of the zone of at least `size_units`, by good fit; `None` only if there is none.
     ///
     /// The tightest of the first few blocks of the request's own bin, else the newest of the next bin that has
     /// one (all of them fit), else any of the request's own bin.
     #[inline]
-    pub(crate) fn find(&self, blocks: &Blocks, size_units: u32) -> Option<u32> {
-        let floor = Bin::of(size_units);
+    pub(crate) fn find(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        let floor = Bin::of(size_units, zone);
         self.tightest(blocks, floor, size_units)
-            .or_else(|| self.first_above(floor))
+            .or_else(|| self.first_above(floor, zone))
             .or_else(|| self.list(blocks, floor).find(|&index| blocks.node(index).size_units >= size_units))
     }
 
-    /// The size of the largest free block, 0 without one.
-    pub(crate) fn largest_units(&self, blocks: &Blocks) -> u32 {
-        if self.rows == 0 {
-            return 0;
-        }
-        let row = self.rows.ilog2() as usize;
+    /// Any free block of the zone.
+    pub(crate) fn any(&self, zone: Zone) -> Option<u32> {
+        let rows = self.rows & zone.row_bits();
+        let row = rows.checked_ilog2()? as usize;
+        Some(self.heads[row * COLUMNS + self.columns[row].trailing_zeros() as usize])
+    }
+
+    /// The size of the largest free block of the zone, 0 without one.
+    pub(crate) fn largest_units(&self, blocks: &Blocks, zone: Zone) -> u32 {
+        let rows = self.rows & zone.row_bits();
+        let Some(row) = rows.checked_ilog2() else { return 0 };
+        let row = row as usize;
         let column = self.columns[row].ilog2() as usize;
         self.list(blocks, Bin { row, column }).map(|index| blocks.node(index).size_units).max().unwrap_or(0)
     }
@@ -132,6 +161,17 @@ impl Bins {
         let head = self.heads[bin.list()];
         std::iter::successors(Some(head), |&index| Some(blocks.node(index).next_free))
             .take_while(|&index| index != NIL)
+    }
+
+    /// The free blocks of a zone.
+    pub(crate) fn blocks<'a>(
+        &self,
+        blocks: &'a Blocks,
+        zone: Zone,
+    ) -> impl Iterator<Item = u32> + use<'a, '_> {
+        let rows = (zone.first_row()..).take(ZONE_ROWS).filter(|&row| self.rows & (1 << row) != 0);
+        let bins = rows.flat_map(|row| (0..COLUMNS).map(move |column| Bin { row, column }));
+        bins.flat_map(|bin| self.list(blocks, bin))
     }
 
     /// Every bin of rows where anything is set, with what the bitmaps say of it: the row bit and the column bit.
@@ -165,13 +205,13 @@ impl Bins {
     }
 
     #[inline]
-    fn first_above(&self, bin: Bin) -> Option<u32> {
+    fn first_above(&self, bin: Bin, zone: Zone) -> Option<u32> {
         // Shifting twice keeps the count below the width of the word.
         let in_row = self.columns[bin.row] & (u32::MAX << bin.column << 1);
         let (row, columns) = if in_row != 0 {
             (bin.row, in_row)
         } else {
-            let rows = self.rows & (u32::MAX << bin.row << 1);
+            let rows = self.rows & zone.row_bits() & (u64::MAX << bin.row << 1);
             if rows == 0 {
                 return None;
             }
@@ -188,23 +228,25 @@ mod tests {
 
     #[test]
     fn bins_grow_with_the_size_and_are_exact_when_small() {
+        let zone = Zone::Large;
         for size_units in 1..64 {
-            assert!(Bin::of(size_units) < Bin::of(size_units + 1), "{size_units}");
-            assert!(Bin::of(size_units).is_exact());
+            assert!(Bin::of(size_units, zone) < Bin::of(size_units + 1, zone), "{size_units}");
+            assert!(Bin::of(size_units, zone).is_exact());
         }
-        assert!(!Bin::of(64).is_exact());
-        assert_eq!(Bin::of(64), Bin::of(65));
-        assert!(Bin::of(65) < Bin::of(66));
+        assert!(!Bin::of(64, zone).is_exact());
+        assert_eq!(Bin::of(64, zone), Bin::of(65, zone));
+        assert!(Bin::of(65, zone) < Bin::of(66, zone));
         for shift in 6..32 {
             let size_units = 1_u32 << shift;
-            assert!(Bin::of(size_units - 1) < Bin::of(size_units));
+            assert!(Bin::of(size_units - 1, zone) < Bin::of(size_units, zone));
         }
-        assert_eq!(Bin::of(u32::MAX), Bin { row: ROWS - 1, column: COLUMNS - 1 });
+        assert_eq!(Bin::of(u32::MAX, zone), Bin { row: ROWS - 1, column: COLUMNS - 1 });
     }
 
     fn bins_with(sizes: &[u32]) -> (Bins, Blocks, Vec<u32>) {
         let (mut bins, mut blocks) = (Bins::new(), Blocks::new());
-        let indices = sizes.iter().map(|&size_units| blocks.take(0, 0, size_units)).collect::<Vec<_>>();
+        let indices =
+            sizes.iter().map(|&size_units| blocks.take(0, 0, size_units, Zone::Small)).collect::<Vec<_>>();
         for &index in &indices {
             bins.link(&mut blocks, index);
         }
@@ -214,11 +256,11 @@ mod tests {
     #[test]
     fn find_prefers_the_tightest_of_its_own_bin() {
         let (bins, blocks, indices) = bins_with(&[2047, 2020, 2040, 4000]);
-        assert_eq!(Bin::of(2047), Bin::of(2020));
-        assert_eq!(bins.find(&blocks, 2030), Some(indices[2]));
-        assert_eq!(bins.find(&blocks, 2048), Some(indices[3]));
-        assert_eq!(bins.find(&blocks, 4001), None);
-        assert_eq!(bins.largest_units(&blocks), 4000);
+        assert_eq!(Bin::of(2047, Zone::Small), Bin::of(2020, Zone::Small));
+        assert_eq!(bins.find(&blocks, 2030, Zone::Small), Some(indices[2]));
+        assert_eq!(bins.find(&blocks, 2048, Zone::Small), Some(indices[3]));
+        assert_eq!(bins.find(&blocks, 4001, Zone::Small), None);
+        assert_eq!(bins.largest_units(&blocks, Zone::Small), 4000);
     }
 
     #[test]
@@ -227,12 +269,12 @@ mod tests {
         let mut sizes = vec![2047];
         sizes.extend([2016; 20]);
         let (mut bins, mut blocks, indices) = bins_with(&sizes);
-        assert_eq!(bins.find(&blocks, 2047), Some(indices[0]));
+        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(indices[0]));
         bins.unlink(&mut blocks, indices[0]);
-        assert_eq!(bins.find(&blocks, 2047), None);
-        let larger = blocks.take(0, 0, 9000);
+        assert_eq!(bins.find(&blocks, 2047, Zone::Small), None);
+        let larger = blocks.take(0, 0, 9000, Zone::Small);
         bins.link(&mut blocks, larger);
-        assert_eq!(bins.find(&blocks, 2047), Some(larger));
+        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(larger));
     }
 
     #[test]
@@ -242,7 +284,18 @@ mod tests {
             bins.unlink(&mut blocks, index);
         }
         assert!(bins.bits().all(|(bin, row, column)| !row && !column && bins.heads[bin.list()] == NIL));
-        assert_eq!(bins.largest_units(&blocks), 0);
-        assert_eq!(bins.find(&blocks, 1), None);
+        assert_eq!(bins.largest_units(&blocks, Zone::Small), 0);
+        assert_eq!(bins.find(&blocks, 1, Zone::Small), None);
+    }
+
+    #[test]
+    fn zones_do_not_see_each_other() {
+        let (bins, blocks, indices) = bins_with(&[10, 3000]);
+        assert_eq!(bins.find(&blocks, 1, Zone::Large), None);
+        assert_eq!((bins.any(Zone::Large), bins.largest_units(&blocks, Zone::Large)), (None, 0));
+        assert_eq!(bins.find(&blocks, 20, Zone::Small), Some(indices[1]));
+        assert!(bins.any(Zone::Small).is_some());
+        assert_eq!(bins.blocks(&blocks, Zone::Small).count(), 2);
+        assert_eq!(bins.blocks(&blocks, Zone::Large).count(), 0);
     }
 }

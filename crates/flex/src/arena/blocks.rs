@@ -38,7 +38,17 @@ impl BlockHandle {
     }
 }
 
-/// What a node is used for.
+/// Which requests a block is meant for. Free blocks coalesce with neighbours of their own zone only; see
+/// [`super::region`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zone {
+    /// Small ones, which come and go: they are kept from scattering over the region.
+    Small,
+    /// All others.
+    Large,
+}
+
+/// What a node is used for; for a block with its zone, in one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NodeState {
@@ -47,11 +57,77 @@ pub(crate) enum NodeState {
     /// On the spare list, linked by `next_free`.
     Spare,
     /// A free block, in the bins of its region.
-    Free,
+    FreeSmall,
+    /// As above.
+    FreeLarge,
     /// A free block taken out of the bins for a moment, while the device drops its pages.
-    Held,
-    /// An allocated block.
-    Occupied,
+    HeldSmall,
+    /// As above.
+    HeldLarge,
+    /// An allocated block, or one that is in no bin.
+    OccupiedSmall,
+    /// As above.
+    OccupiedLarge,
+}
+
+impl NodeState {
+    /// A free block of a zone.
+    #[inline]
+    pub(crate) fn free(zone: Zone) -> NodeState {
+        match zone {
+            Zone::Small => NodeState::FreeSmall,
+            Zone::Large => NodeState::FreeLarge,
+        }
+    }
+
+    /// A held block of a zone.
+    pub(crate) fn held(zone: Zone) -> NodeState {
+        match zone {
+            Zone::Small => NodeState::HeldSmall,
+            Zone::Large => NodeState::HeldLarge,
+        }
+    }
+
+    /// An occupied block of a zone.
+    #[inline]
+    pub(crate) fn occupied(zone: Zone) -> NodeState {
+        match zone {
+            Zone::Small => NodeState::OccupiedSmall,
+            Zone::Large => NodeState::OccupiedLarge,
+        }
+    }
+
+    /// The zone of a block.
+    #[inline]
+    pub(crate) fn zone(self) -> Zone {
+        match self {
+            NodeState::FreeSmall | NodeState::HeldSmall | NodeState::OccupiedSmall => Zone::Small,
+            _ => Zone::Large,
+        }
+    }
+
+    /// Whether it is a free block, and in the bins.
+    #[inline]
+    pub(crate) fn is_free(self) -> bool {
+        matches!(self, NodeState::FreeSmall | NodeState::FreeLarge)
+    }
+
+    /// Whether it is a held block.
+    pub(crate) fn is_held(self) -> bool {
+        matches!(self, NodeState::HeldSmall | NodeState::HeldLarge)
+    }
+
+    /// Whether it is a block that nobody has: free or held.
+    #[inline]
+    pub(crate) fn is_gap(self) -> bool {
+        self.is_free() || self.is_held()
+    }
+
+    /// Whether it is an allocated block.
+    #[inline]
+    pub(crate) fn is_occupied(self) -> bool {
+        matches!(self, NodeState::OccupiedSmall | NodeState::OccupiedLarge)
+    }
 }
 
 /// One block.
@@ -75,7 +151,7 @@ pub(crate) struct Node {
     pub(crate) slot: u16,
     /// Rounded size less requested size, in bytes; at most 128 (a share of an interleaved request may be empty).
     pub(crate) slack_bytes: u8,
-    /// What the node is used for.
+    /// What the node is used for, and the block's zone.
     pub(crate) state: NodeState,
 }
 
@@ -139,16 +215,17 @@ impl Blocks {
     pub(crate) fn occupied(&self, handle: BlockHandle) -> Option<&Node> {
         self.nodes
             .get(handle.index as usize)
-            .filter(|node| node.state == NodeState::Occupied && node.generation == handle.generation)
+            .filter(|node| node.state.is_occupied() && node.generation == handle.generation)
     }
 
     /// Takes a node for a span; the caller links it. Its state is `Occupied` until it is put in a bin.
-    pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32) -> u32 {
+    pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32, zone: Zone) -> u32 {
         let index = if self.spare == NIL { self.grow() } else { self.spare };
         let node = &mut self.nodes[index as usize];
         self.spare = node.next_free;
         let generation = node.generation;
-        *node = Node { slot, offset_units, size_units, generation, state: NodeState::Occupied, ..Node::EDGE };
+        let state = NodeState::occupied(zone);
+        *node = Node { slot, offset_units, size_units, generation, state, ..Node::EDGE };
         index
     }
 
@@ -187,35 +264,35 @@ mod tests {
     #[test]
     fn nodes_are_reused_last_in_first_out() {
         let mut blocks = Blocks::new();
-        let first = blocks.take(0, 0, 4);
-        let second = blocks.take(0, 4, 4);
+        let first = blocks.take(0, 0, 4, Zone::Large);
+        let second = blocks.take(0, 4, 4, Zone::Large);
         assert_ne!(first, NIL);
         assert_ne!(first, second);
         blocks.put(first);
         blocks.put(second);
-        assert_eq!(blocks.take(1, 0, 1), second);
-        assert_eq!(blocks.take(1, 1, 1), first);
+        assert_eq!(blocks.take(1, 0, 1, Zone::Large), second);
+        assert_eq!(blocks.take(1, 1, 1, Zone::Large), first);
         assert_eq!(blocks.len(), 3);
     }
 
     #[test]
     fn generations_never_are_zero_and_survive_the_spare_list() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1);
+        let index = blocks.take(0, 0, 1, Zone::Large);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.node_mut(index).generation = MAX_GENERATION;
         blocks.retire(index);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.retire(index);
         blocks.put(index);
-        assert_eq!(blocks.take(0, 0, 1), index);
+        assert_eq!(blocks.take(0, 0, 1, Zone::Large), index);
         assert_eq!(blocks.node(index).generation, 2);
     }
 
     #[test]
     fn a_handle_fits_only_its_own_allocation() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1);
+        let index = blocks.take(0, 0, 1, Zone::Large);
         let handle = BlockHandle { index, generation: 1 };
         assert!(blocks.occupied(handle).is_some());
         assert!(blocks.occupied(BlockHandle { generation: 2, ..handle }).is_none());

@@ -1,7 +1,7 @@
 //! The arena: all regions and blocks of one device, and the search for memory.
 //!
 //! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
-//! split and coalesce, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
+//! split and coalesce, [`zones`] what goes where in it, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
 //! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and
 //! [`validate`] what observers see.
 //!
@@ -22,6 +22,7 @@ pub(crate) mod request;
 pub(crate) mod snapshot;
 pub(crate) mod trim;
 pub(crate) mod validate;
+pub(crate) mod zones;
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use crate::topology::Topology;
 use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
 use blocks::{Blocks, Node};
 use counters::Counters;
-use region::{Phase, Region};
+use region::{Phase, Region, Search};
 
 /// All regions and blocks of one device.
 #[derive(Debug)]
@@ -87,6 +88,24 @@ impl Arena {
         Request::new(bytes, directive, self.domain_count)
     }
 
+    /// Places a request of one chunk, if a region that is there has a block for it. `None` says nothing more: what
+    /// else there is to try, or why it is in vain, [`place`](Self::place) knows.
+    #[inline]
+    pub(crate) fn place_at_once(&mut self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        let size_units = u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?;
+        let (domains, memory_type) = (directive.domains(), directive.memory_type());
+        let is_plain = directive.policy() == PlacementPolicy::Bind && self.limit_bytes.is_none();
+        if size_units == 0 || !is_plain || domains.iter().any(|domain| domain.0 >= self.domain_count) {
+            return None;
+        }
+        let wanted = Wanted { domains, memory_type, size_units };
+        let (_, slot) = self.next_region(&wanted, None)?;
+        let size_bytes = bytes_of(size_units);
+        let placed = self.carve(slot, size_units, (size_bytes - bytes) as u8, Search::ByZone)?;
+        self.counters.placed(memory_type, size_bytes, bytes, 1);
+        Some(placed)
+    }
+
     /// Places all chunks of a request or none.
     pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
         let mut chunks = Chunks::with_capacity(request.chunk_count());
@@ -95,17 +114,40 @@ impl Arena {
             let possible = self.is_possible(request);
             return Err(if possible { Unplaced::Exhausted } else { Unplaced::Impossible });
         }
-        for chunk in 0..request.chunk_count() {
-            match self.place_chunk(request, chunk, size_units) {
-                Ok(placed) => chunks.push(placed),
-                Err(unplaced) => {
-                    self.roll_back(chunks);
-                    return Err(unplaced);
-                }
+        let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone);
+        if placed.is_err() && !chunks.is_empty() {
+            // An earlier chunk may lie in the middle of a gap that holds two of them side by side.
+            self.roll_back(&mut chunks);
+            if let Err(Unplaced::NeedsRegion(slot)) = placed {
+                self.region_failed(slot); // Not asked for yet.
+            }
+            placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide);
+        }
+        match placed {
+            Ok(()) => {
+                let (total_bytes, count) = (request.total_bytes(), request.chunk_count() as u64);
+                self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count);
+                Ok(chunks)
+            }
+            Err(unplaced) => {
+                self.roll_back(&mut chunks);
+                Err(unplaced)
             }
         }
-        self.counters.placed(request);
-        Ok(chunks)
+    }
+
+    #[inline]
+    fn place_chunks(
+        &mut self,
+        request: &Request,
+        size_units: u32,
+        chunks: &mut Chunks,
+        search: Search,
+    ) -> Result<(), Unplaced> {
+        for chunk in 0..request.chunk_count() {
+            chunks.push(self.place_chunk(request, chunk, size_units, search)?);
+        }
+        Ok(())
     }
 
     /// Frees a block.
@@ -159,18 +201,13 @@ impl Arena {
                 continue;
             }
             let (free_units, largest_units) = match region.phase {
-                Phase::Present(_) => (region.free_units, self.largest_free_units(region)),
+                Phase::Present(_) => (region.free_units, region.largest_free_units(&self.blocks)),
                 _ => (region.usable_units, region.usable_units),
             };
             figures.free_bytes += bytes_of(free_units);
             figures.largest_free_bytes = figures.largest_free_bytes.max(bytes_of(largest_units));
         }
         figures
-    }
-
-    fn largest_free_units(&self, region: &Region) -> u32 {
-        let binned = region.bins.largest_units(&self.blocks);
-        if region.held_blocks == 0 { binned } else { binned.max(self.largest_held_units(region)) }
     }
 
     /// Whether an empty device could serve the request within the limit.
@@ -224,13 +261,19 @@ impl Arena {
     }
 
     #[inline]
-    fn place_chunk(&mut self, request: &Request, chunk: usize, size_units: u32) -> Result<Placed, Unplaced> {
+    fn place_chunk(
+        &mut self,
+        request: &Request,
+        chunk: usize,
+        size_units: u32,
+        search: Search,
+    ) -> Result<Placed, Unplaced> {
         let domains = request.domains_of(chunk);
         let wanted = Wanted { domains, memory_type: request.memory_type, size_units };
         let slack_bytes = request.slack_of(chunk);
         let mut tried = None;
         while let Some(rank) = self.next_region(&wanted, tried) {
-            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes) {
+            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes, search) {
                 return Ok(placed);
             }
             tried = Some(rank);
@@ -255,10 +298,17 @@ impl Arena {
         best
     }
 
-    fn carve(&mut self, slot: RegionSlot, size_units: u32, slack_bytes: u8) -> Option<Placed> {
+    #[inline]
+    fn carve(
+        &mut self,
+        slot: RegionSlot,
+        size_units: u32,
+        slack_bytes: u8,
+        search: Search,
+    ) -> Option<Placed> {
         let region = &mut self.regions[usize::from(slot.0)];
         let before = region.inactive_split();
-        let index = region.carve(&mut self.blocks, size_units, slack_bytes)?;
+        let index = region.carve(&mut self.blocks, size_units, slack_bytes, search)?;
         self.counters.move_split(region.memory_type, before, region.inactive_split());
         let node = self.blocks.node(index);
         let handle = BlockHandle { index, generation: node.generation };
@@ -286,8 +336,8 @@ impl Arena {
     }
 
     /// Undoes the chunks of a request that cannot be completed. Statistics have not seen them.
-    fn roll_back(&mut self, chunks: Chunks) {
-        for placed in chunks.into_iter().rev() {
+    fn roll_back(&mut self, chunks: &mut Chunks) {
+        while let Some(placed) = chunks.pop() {
             let index = placed.handle.index;
             let region = &mut self.regions[usize::from(self.blocks.node(index).slot)];
             let before = region.inactive_split();

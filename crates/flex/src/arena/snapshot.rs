@@ -2,7 +2,7 @@
 //!
 //! Taking one walks every block under the allocator mutex and allocates: it is for looking, not for hot paths.
 
-use super::blocks::{NIL, Node, NodeState};
+use super::blocks::{NIL, Node};
 use super::region::Region;
 use super::{Arena, bytes_of};
 use crate::directive::MemoryType;
@@ -37,14 +37,9 @@ pub struct BlockSnapshot {
 }
 
 impl Node {
-    /// Whether the block is free, and in the bins.
-    pub(crate) fn is_free(&self) -> bool {
-        self.state == NodeState::Free
-    }
-
     fn snapshot(&self) -> BlockSnapshot {
         let size_bytes = bytes_of(self.size_units);
-        let occupied = self.state == NodeState::Occupied;
+        let occupied = self.state.is_occupied();
         let requested_bytes = if occupied { size_bytes - u64::from(self.slack_bytes) } else { 0 };
         BlockSnapshot { offset_bytes: bytes_of(self.offset_units), size_bytes, requested_bytes, occupied }
     }

@@ -7,3 +7,5 @@ mod common;
 mod random;
 #[path = "tests/rules.rs"]
 mod rules;
+#[path = "tests/zones.rs"]
+mod zones;

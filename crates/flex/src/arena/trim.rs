@@ -7,7 +7,7 @@
 //! The thread that holds blocks returns every one of them. Protected by the allocator mutex.
 
 use super::blocks::NodeState;
-use super::{Arena, Region, RegionSlot, bytes_of};
+use super::{Arena, RegionSlot, bytes_of};
 use crate::units::RegionId;
 
 /// A held block.
@@ -43,28 +43,18 @@ impl Arena {
             let region = &mut self.regions[usize::from(self.blocks.node(span.index).slot)];
             region.bins.unlink(&mut self.blocks, span.index);
             region.held_blocks += 1;
-            self.blocks.node_mut(span.index).state = NodeState::Held;
+            let node = self.blocks.node_mut(span.index);
+            node.state = NodeState::held(node.state.zone());
         }
     }
 
     /// Makes a held block allocatable again.
     pub(crate) fn return_held_span(&mut self, span: HeldSpan) {
         let node = self.blocks.node(span.index);
-        assert_eq!(node.state, NodeState::Held, "{span:?}");
+        assert!(node.state.is_held(), "{span:?}");
         let region = &mut self.regions[usize::from(node.slot)];
-        let before = region.inactive_split();
         region.held_blocks -= 1;
-        // Counted again when it settles, unless a neighbour that was freed meanwhile takes it in.
-        region.free_blocks -= 1;
         region.settle(&mut self.blocks, span.index);
-        self.counters.move_split(region.memory_type, before, region.inactive_split());
-        self.counters.settle_split(region.memory_type);
-    }
-
-    /// The largest held block of a region, in units.
-    pub(super) fn largest_held_units(&self, region: &Region) -> u32 {
-        let held = self.blocks_of(region).filter(|(_, node)| node.state == NodeState::Held);
-        held.map(|(_, node)| node.size_units).max().unwrap_or(0)
     }
 
     fn list_free_spans(&self, cursor: &mut TrimCursor, minimum_bytes: u64, out: &mut Vec<HeldSpan>) {
@@ -72,7 +62,7 @@ impl Arena {
         for (RegionSlot(slot), region) in self.slots().skip(usize::from(cursor.slot)) {
             let Some(region_id) = region.present_id() else { continue };
             let start_bytes = if slot == cursor.slot { cursor.offset_bytes } else { 0 };
-            for (index, node) in self.blocks_of(region).filter(|(_, node)| node.is_free()) {
+            for (index, node) in self.blocks_of(region).filter(|(_, node)| node.state.is_free()) {
                 let (offset_bytes, size_bytes) = (bytes_of(node.offset_units), bytes_of(node.size_units));
                 if offset_bytes < start_bytes || size_bytes < minimum_bytes {
                     continue;

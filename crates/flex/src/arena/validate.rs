@@ -38,6 +38,7 @@ struct Tally {
     occupied_blocks: u64,
     free_units: u64,
     free_blocks: u64,
+    free_spans: u64,
     held_blocks: u64,
 }
 
@@ -82,16 +83,16 @@ impl Arena {
     ) -> Result<Tally, Violation> {
         let tally = self.validate_tiling(slot, region, uses)?;
         check_eq!(u64::from(region.free_units), tally.free_units, "free units of {slot:?}");
-        check_eq!(u64::from(region.free_blocks), tally.free_blocks, "free blocks of {slot:?}");
+        check_eq!(u64::from(region.free_spans), tally.free_spans, "free spans of {slot:?}");
         check_eq!(u64::from(region.held_blocks), tally.held_blocks, "held blocks of {slot:?}");
         check_eq!(u64::from(region.occupied_blocks), tally.occupied_blocks, "occupied blocks of {slot:?}");
-        self.validate_bins(slot, region)?;
+        self.validate_bins(slot, region, tally.free_blocks)?;
         let usable_units = if region.present_id().is_some() { region.usable_units } else { 0 };
         check_eq!(tally.occupied_units + tally.free_units, u64::from(usable_units), "bytes of {slot:?}");
         Ok(tally)
     }
 
-    /// Blocks follow each other without gap or overlap, and no two free ones touch.
+    /// Blocks follow each other without gap or overlap, and no two free ones of a zone touch.
     fn validate_tiling(
         &self,
         slot: RegionSlot,
@@ -99,7 +100,7 @@ impl Arena {
         uses: &mut [bool],
     ) -> Result<Tally, Violation> {
         let mut tally = Tally::default();
-        let (mut offset_units, mut previous, mut previous_free) = (0_u64, NIL, false);
+        let (mut offset_units, mut previous, mut before) = (0_u64, NIL, NodeState::Edge);
         for (index, node) in self.blocks_of(region) {
             check_eq!(std::mem::replace(&mut uses[index as usize], true), false, "node {index} seen before");
             check_eq!(u64::from(node.offset_units), offset_units, "offset of node {index}");
@@ -108,18 +109,19 @@ impl Arena {
             check_eq!(node.size_units > 0, true, "size of node {index} is positive");
             check_eq!((1..=MAX_GENERATION).contains(&node.generation), true, "generation of node {index}");
             match node.state {
-                NodeState::Free => {
-                    check_eq!(previous_free, false, "free node {index} follows a free one");
+                NodeState::FreeSmall | NodeState::FreeLarge => {
+                    check_eq!(before != node.state, true, "free node {index} follows one of its zone");
                     tally.free_units += u64::from(node.size_units);
                     tally.free_blocks += 1;
+                    tally.free_spans += u64::from(!before.is_gap());
                 }
                 // Its neighbours may be free: they coalesce when it is returned.
-                NodeState::Held => {
+                NodeState::HeldSmall | NodeState::HeldLarge => {
                     tally.free_units += u64::from(node.size_units);
-                    tally.free_blocks += 1;
                     tally.held_blocks += 1;
+                    tally.free_spans += u64::from(!before.is_gap());
                 }
-                NodeState::Occupied => {
+                NodeState::OccupiedSmall | NodeState::OccupiedLarge => {
                     check_eq!(u64::from(node.slack_bytes) <= bytes_of(1), true, "slack of node {index}");
                     tally.occupied_units += u64::from(node.size_units);
                     tally.slack_bytes += u64::from(node.slack_bytes);
@@ -129,7 +131,7 @@ impl Arena {
                     return Err(Violation(format!("node {index} of {slot:?} is {:?}", node.state)));
                 }
             }
-            previous_free = node.is_free();
+            before = node.state;
             offset_units += u64::from(node.size_units);
             previous = index;
         }
@@ -137,20 +139,20 @@ impl Arena {
     }
 
     /// Bins hold the region's free blocks, each in the bin of its size, and the bitmaps say so.
-    fn validate_bins(&self, slot: RegionSlot, region: &Region) -> Result<(), Violation> {
+    fn validate_bins(&self, slot: RegionSlot, region: &Region, free_blocks: u64) -> Result<(), Violation> {
         let mut linked = 0;
         let mut row_used = [false; super::bins::ROWS];
         for (bin, _, column_bit) in region.bins.bits() {
             let mut previous = NIL;
             for index in region.bins.list(&self.blocks, bin) {
                 let node = self.blocks.node(index);
-                check_eq!(node.state, NodeState::Free, "state of binned node {index}");
+                check_eq!(node.state.is_free(), true, "binned node {index} is free");
                 check_eq!(RegionSlot(node.slot), slot, "slot of binned node {index}");
-                check_eq!(Bin::of(node.size_units), bin, "bin of node {index}");
+                check_eq!(Bin::of(node.size_units, node.state.zone()), bin, "bin of node {index}");
                 check_eq!(node.previous_free, previous, "previous in bin of node {index}");
                 previous = index;
                 linked += 1;
-                if linked > region.free_blocks {
+                if linked > free_blocks {
                     return Err(Violation(format!("{slot:?} has more binned blocks than free ones")));
                 }
             }
@@ -160,7 +162,7 @@ impl Arena {
         for (bin, row_bit, _) in region.bins.bits() {
             check_eq!(row_bit, row_used[bin.row()], "row bit of {bin:?} of {slot:?}");
         }
-        check_eq!(linked, region.free_blocks - region.held_blocks, "binned blocks of {slot:?}");
+        check_eq!(linked, free_blocks, "binned blocks of {slot:?}");
         Ok(())
     }
 
@@ -209,7 +211,7 @@ impl Sum {
         }
         if tally.occupied_blocks > 0 {
             self.split.0 += tally.free_units;
-            self.split.1 += tally.free_blocks;
+            self.split.1 += tally.free_spans;
         }
     }
 }

@@ -56,12 +56,12 @@ impl Waiters {
     }
 
     /// Whether somebody is to be woken.
+    #[inline]
     pub(crate) fn has_woken(&self) -> bool {
         !self.to_wake.is_empty()
     }
 
     /// Who is to be woken, by the thread that has just released the mutex.
-    #[inline]
     pub(crate) fn take_woken(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.to_wake)
     }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::common::model::{Model, Outcome};
 use super::common::op::{Ask, Op, ops, topologies};
 use crate::arena::trim::TrimCursor;
+use crate::arena::zones::Zones;
 use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSlot, Unplaced};
 use crate::error::FlexError;
 use crate::topology::Topology;
@@ -21,9 +22,13 @@ struct Run {
 }
 
 impl Run {
-    fn new(topology: &Topology, order: RegionOrder) -> Run {
+    fn new(topology: &Topology, order: RegionOrder, zones: Option<Zones>) -> Run {
+        let mut arena = Arena::new(topology, order);
+        if let Some(zones) = zones {
+            arena.regions.iter_mut().for_each(|region| region.zones = zones);
+        }
         Run {
-            arena: Arena::new(topology, order),
+            arena,
             model: Model::new(topology, order),
             live: Vec::new(),
             freed: Vec::new(),
@@ -100,8 +105,16 @@ impl Run {
     }
 
     fn allocate(&mut self, ask: &Ask) {
-        let mut request = self.arena.check(ask.requested_bytes, &ask.directive().unwrap()).unwrap();
+        let directive = ask.directive().unwrap();
+        let mut request = self.arena.check(ask.requested_bytes, &directive).unwrap();
         let mut refused = Vec::new();
+        // Either way in gives the same.
+        if ask.requested_bytes.is_multiple_of(2)
+            && let Some(placed) = self.arena.place_at_once(ask.requested_bytes, &directive)
+        {
+            assert_eq!(self.model.outcome(ask, &refused), Outcome::Placed, "{ask:?}");
+            return self.record(ask, Chunks::from_elem(placed, 1));
+        }
         loop {
             let expected = self.model.outcome(ask, &refused);
             let before = self.arena.statistics();
@@ -214,11 +227,25 @@ impl Run {
     }
 }
 
-fn plans() -> impl Strategy<Value = (Topology, RegionOrder, Vec<Op>)> {
+/// Zones as a much larger region has them, so that small ones use them too; or their own.
+fn zones() -> impl Strategy<Value = Option<Zones>> {
+    let large =
+        (0_u32..6, 0_u32..4, 1_u32..4, 0_u32..200).prop_map(|(shift, small, release, high_end)| Zones {
+            extent_units: 1 << shift,
+            small_units: (1 << shift) >> small,
+            release_units: release << shift,
+            high_end_units: high_end,
+        });
+    prop::option::weighted(0.7, large)
+}
+
+type Plan = (Topology, RegionOrder, Option<Zones>, Vec<Op>);
+
+fn plans() -> impl Strategy<Value = Plan> {
     let order = prop_oneof![Just(RegionOrder::MostFree), Just(RegionOrder::LeastFree)];
-    (topologies(), order).prop_flat_map(|(topology, order)| {
+    (topologies(), order, zones()).prop_flat_map(|(topology, order, zones)| {
         let ops = ops(topology.domain_count(), 250);
-        (Just(topology), Just(order), ops)
+        (Just(topology), Just(order), Just(zones), ops)
     })
 }
 
@@ -226,8 +253,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_runs_agree_with_the_model((topology, order, ops) in plans()) {
-        let mut run = Run::new(&topology, order);
+    fn random_runs_agree_with_the_model((topology, order, zones, ops) in plans()) {
+        let mut run = Run::new(&topology, order, zones);
         for op in &ops {
             run.step(op);
         }

@@ -21,7 +21,7 @@ fn arena(regions: Vec<RegionLayout>, order: RegionOrder) -> Arena {
 }
 
 /// An arena of tensor regions in domain 0.
-fn tensor_arena(sizes: &[u64], order: RegionOrder) -> Arena {
+pub(super) fn tensor_arena(sizes: &[u64], order: RegionOrder) -> Arena {
     arena(sizes.iter().map(|&size| region(0, MemoryType::Tensor, size)).collect(), order)
 }
 
@@ -59,7 +59,7 @@ fn allocate(arena: &mut Arena, bytes: u64, directive: &AllocationDirective) -> R
     place(arena, &request)
 }
 
-fn tensor(arena: &mut Arena, bytes: u64) -> Result<(BlockHandle, Chunk), Unplaced> {
+pub(super) fn tensor(arena: &mut Arena, bytes: u64) -> Result<(BlockHandle, Chunk), Unplaced> {
     allocate(arena, bytes, &AllocationDirective::default()).map(|chunks| (chunks[0].handle, chunks[0].chunk))
 }
 
