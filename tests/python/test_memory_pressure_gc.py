@@ -300,13 +300,13 @@ def test_allocation_in_a_finalizer_is_reentrant(counters: Counters) -> None:
 
 def test_training_step_with_threshold_one(counters: Counters) -> None:
     threshold = gc.get_threshold()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    model = model.to("spyre")
+    optimizer = torch.optim.AdamW(model.parameters())  # Imports much, the first time.
     fill_with_garbage(256 * KIB)
     gc.set_threshold(1)
     gc.enable()
     try:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-        model = model.to("spyre")
-        optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(3):
             loss = model(torch.randn(16, 3, 8, 8, device="spyre")).square().mean()
             optimizer.zero_grad()
