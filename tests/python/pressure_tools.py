@@ -66,10 +66,15 @@ def free_bytes() -> int:
     return free
 
 
+def fits(nbytes: int) -> bool:
+    """Whether the device has room for a block of so many bytes, so that it causes no pressure."""
+    return testing.largest_free_bytes(0) >= nbytes
+
+
 def fill_with_garbage(nbytes: int = MIB) -> None:
     """Fills the device with dead cycles, without reaching exhaustion."""
     gc.collect()
-    while free_bytes() >= nbytes:
+    while fits(nbytes):
         make_garbage(nbytes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pressure_tools import MIB, Counters, Node, block, fill_with_garbage, free_bytes, make_garbage, memory, testing
+from pressure_tools import MIB, Counters, Node, block, fill_with_garbage, fits, make_garbage, memory, testing
 
 pytestmark = pytest.mark.pressure
 
@@ -55,7 +55,7 @@ def test_a_collection_that_another_thread_was_running_is_not_ours(counters: Coun
     other = threading.Thread(target=gc.collect)
     other.start()
     Pausing.entered.wait()
-    while free_bytes() >= MIB:
+    while fits(MIB):
         make_garbage()
     asked = threading.Thread(target=block, args=(8 * MIB,))
     asked.start()

@@ -60,8 +60,8 @@ mod _C {
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, allocate_with_pending_exception, census,
-            join_native_attached, request_maxima, validate, wait_for_gate, want_lock_of_allocating_thread,
-            while_mutex_is_held,
+            join_native_attached, largest_free_bytes, request_maxima, validate, wait_for_gate,
+            want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

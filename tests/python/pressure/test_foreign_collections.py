@@ -23,7 +23,7 @@ from pressure_tools import (
     another_thread,
     block,
     fill_with_garbage,
-    free_bytes,
+    fits,
     make_garbage,
     memory,
     running,
@@ -112,7 +112,7 @@ def test_request_in_a_finalizer_of_the_programs_own_collection(counters: Counter
 
     class Greedy(Node):
         def __del__(self) -> None:
-            while free_bytes() >= MIB:
+            while fits(MIB):
                 make_garbage()
             try:
                 block(60 * MIB)
@@ -138,7 +138,7 @@ def test_request_in_a_callback_of_the_programs_own_collection(fork_script: RunSc
         def callback(now, _):
             if now == phase and once:
                 once.clear()
-                while free_bytes() >= MIB:
+                while fits(MIB):
                     make_garbage()
                 try:
                     block(60 * MIB)

@@ -97,7 +97,8 @@ def prepare(place):
         return lambda: gc.callbacks.remove(callback)
     else:
         gc.collect()
-        live.extend(block() for _ in range(free_bytes() // MIB))
+        while fits(MIB):
+            live.append(block())
         return memory.register_pressure_hook(give_up_and_fork).remove
     return lambda: None
 live = []

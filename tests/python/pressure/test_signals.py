@@ -26,7 +26,7 @@ from pressure_tools import (
     another_thread,
     block,
     fill_with_garbage,
-    free_bytes,
+    fits,
     make_garbage,
     running,
     testing,
@@ -130,7 +130,7 @@ def test_handler_in_a_finalizer_allocates(
     install_both(signals, allocate)
     room = block(64 * KIB)
     garbage_that(lambda: send(signals))
-    while free_bytes() >= 64 * KIB:
+    while fits(64 * KIB):
         make_garbage(64 * KIB)
     del room
     assert testing.allocate_attached(0, 8 * MIB) is None

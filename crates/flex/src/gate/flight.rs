@@ -30,6 +30,12 @@ pub(super) struct Flight {
     overdue: bool,
 }
 
+impl Flight {
+    pub(super) fn is_overdue(&self) -> bool {
+        self.overdue
+    }
+}
+
 /// Why a collection did not run, or nobody waited for its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missed {

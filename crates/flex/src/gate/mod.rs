@@ -157,14 +157,15 @@ impl Gate {
     }
 
     /// Closes the gate at interpreter exit: no collection begins afterwards, and requests that wait for one end.
-    /// Waits, bounded, for the collection in flight. The calling thread must be detached.
+    /// Waits, bounded, for the collection in flight, unless somebody waited for that in vain already. The calling
+    /// thread must be detached.
     pub fn close(&self) {
         let Ok(mut state) = self.lock() else { return };
         self.closing.store(true, Ordering::SeqCst);
         self.changed.notify_all();
         self.work.notify_all();
         let deadline = now() + CLOSE_TIMEOUT;
-        while state.flight.is_some() {
+        while state.flight.is_some_and(|flight| !flight.is_overdue()) {
             let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;

@@ -84,6 +84,24 @@ fn a_stuck_finalizer_costs_one_deadline_not_one_each() {
 }
 
 #[test]
+fn closing_does_not_wait_for_a_collection_that_is_known_to_be_stuck() {
+    let world = World::with_timeout(TIMEOUT / 4);
+    let live = world.fill();
+    let finalizer = world.interpreter.pause_in_finalizer();
+    thread::scope(|scope| {
+        let request = scope.spawn(|| fail(&world));
+        wait(&finalizer.entered);
+        request.join().unwrap();
+        let began = Instant::now();
+        world.gate.close();
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        finalizer.go_on.send(()).unwrap();
+    });
+    world.wait_for_collections(1);
+    drop(live);
+}
+
+#[test]
 fn somebody_short_of_time_does_not_make_others_fail() {
     let world = World::with_timeout(Duration::from_secs(30));
     world.fill_with_garbage();

@@ -138,6 +138,12 @@ pub(crate) fn request_maxima(index: i32) -> PyResult<(u64, u64)> {
     Ok((statistics.request_max_ns, statistics.request_max_collections))
 }
 
+/// The largest free block of a device, in bytes: what an allocation may take without pressure.
+#[pyfunction]
+pub(crate) fn largest_free_bytes(index: i32) -> PyResult<u64> {
+    Ok(device(index)?.allocator.statistics().map_err(runtime_error)?.largest_free_bytes)
+}
+
 /// Checks every invariant of a device's allocator.
 #[pyfunction]
 pub(crate) fn validate(index: i32) -> PyResult<()> {
