@@ -88,8 +88,8 @@ impl<'a> AllocatorGuard<'a> {
     /// From now on whoever frees memory serves the request before younger registered ones, until it ends.
     ///
     /// `waker`, if any, is woken once: when the request has been granted memory, which the next
-    /// [`search`](Self::search) returns, or when it ends; at once if it is registered already. It is called with no
-    /// allocator mutex of this allocator held, on the thread that freed the memory: it must neither wait nor panic.
+    /// [`search`](Self::search) returns, when another waker replaces it, or when the request ends. It is called with
+    /// the mutex of this allocator free, on the thread that freed the memory: it must neither wait nor panic.
     ///
     /// # Errors
     /// [`Forked`] in a forked child.

@@ -346,3 +346,25 @@ fn a_waker_is_woken_once_when_memory_is_granted_or_the_request_ends() {
         check(&allocator, 0);
     }
 }
+
+#[test]
+fn a_second_waker_takes_the_place_of_the_first() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let wakes = [(); 2].map(|()| Arc::new(CountWakes(AtomicU64::new(0))));
+    let (first, second) = (Arc::clone(&wakes[0]), Arc::clone(&wakes[1]));
+    let kept = hoard.clone();
+    set_callback(&allocator, move |guard, request| {
+        let count = || (first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst));
+        guard.register(request, Some(Waker::from(Arc::clone(&first)))).unwrap();
+        guard.register(request, Some(Waker::from(Arc::clone(&second)))).unwrap();
+        guard.register(request, None).unwrap();
+        guard.unlocked(|_| assert_eq!(count(), (1, 0), "the replaced one is woken")).unwrap();
+        guard.unlocked(|_| kept.free_one()).unwrap();
+        assert_eq!(count(), (1, 1), "memory was granted");
+        Verdict::GiveUp
+    });
+    drop(allocate(&allocator, 4 * KIB).unwrap());
+    drop(hoard.take());
+    check(&allocator, 0);
+}

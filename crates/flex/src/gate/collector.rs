@@ -179,7 +179,14 @@ impl Gate {
         let me = catch_unwind(AssertUnwindSafe(|| self.reclaimer.new_thread(&proof)));
         let Ok(mut state) = self.lock() else { return };
         state.starting_collectors -= 1;
-        let Ok(me) = me else { return };
+        let Ok(me) = me else {
+            if state.available_collectors() < state.jobs.len()
+                && let Some(job) = state.jobs.pop_front()
+            {
+                self.fail(&mut state, &job, SkipReason::Uninitialized);
+            }
+            return;
+        };
         state.resting_collectors.push(me);
         while !self.is_closing() {
             let Some(job) = state.jobs.pop_front() else {
@@ -223,6 +230,12 @@ impl Gate {
         if !state.resting_collectors.contains(&me) {
             state.resting_collectors.push(me);
         }
+        self.fail(&mut state, job, reason);
+        Ok(state)
+    }
+
+    /// Ends a job that nobody has answered.
+    fn fail(&self, state: &mut State, job: &Job, reason: SkipReason) {
         if job.answer(Answer::Failed(reason)) {
             match job.task {
                 Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason.into())),
@@ -231,7 +244,21 @@ impl Gate {
             }
             self.changed.notify_all();
         }
-        Ok(state)
+    }
+
+    /// A collector thread is about to serve a job, perhaps for long. Those behind it need another.
+    fn replace_collector<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        if state.available_collectors() >= state.jobs.len() {
+            return;
+        }
+        state.starting_collectors += 1;
+        drop(state);
+        if self.start_collector().is_err()
+            && let Ok(mut state) = self.lock()
+        {
+            // This one gets to them when it returns.
+            state.starting_collectors -= 1;
+        }
     }
 
     /// Answers one job, attached.
@@ -245,6 +272,7 @@ impl Gate {
                 return;
             }
             job.set_phase(Phase::Running);
+            self.replace_collector(state);
         }
         let answer = self.answer(proof, me, job);
         if is_forked() {

@@ -140,7 +140,7 @@ impl Gate {
             }
             if !state.hooks.running {
                 state.hooks.running = true;
-                return HookTurn::Own(HookRun { gate: self });
+                return HookTurn::Own(HookRun { gate: self, number: state.hooks.runs });
             }
         }
         self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
@@ -174,13 +174,15 @@ pub(super) enum HookTurn<'a> {
 /// The right to run the hooks, until dropped.
 pub(super) struct HookRun<'a> {
     gate: &'a Gate,
+    /// How many runs had ended when it began: a hook that was left behind ends the run, and then others may begin.
+    number: u64,
 }
 
 impl Drop for HookRun<'_> {
     fn drop(&mut self) {
         let Ok(mut state) = self.gate.lock() else { return };
         // A hook that goes on past the deadline ends the run when it returns.
-        if !state.hooks.overdue {
+        if state.hooks.runs == self.number && !state.hooks.overdue {
             state.hooks.end_run();
         }
         self.gate.changed.notify_all();

@@ -287,18 +287,17 @@ impl<'a> Climb<'a> {
 
     /// Somebody else's collection did not count: go on, unless there is no time left.
     fn unshared(&self, request: &mut PressureRequest) -> Step {
-        if self.petition.is_granted() {
+        let reason = if self.gate.is_closing() {
+            SkipReason::Finalizing
+        } else if self.petition.is_late() {
+            SkipReason::Timeout
+        } else {
             return Step::Shared;
+        };
+        if !self.petition.is_granted() {
+            skip(request, reason);
         }
-        if self.gate.is_closing() {
-            skip(request, SkipReason::Finalizing);
-            return Step::Skipped;
-        }
-        if self.petition.is_late() {
-            skip(request, SkipReason::Timeout);
-            return Step::Skipped;
-        }
-        Step::Shared
+        Step::Skipped
     }
 }
 

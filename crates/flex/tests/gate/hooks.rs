@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use flex::Unlocked;
-use flex::gate::{HookEvent, PressureHook};
+use flex::gate::{CollectPolicy, HookEvent, PolicySettings, PressureHook};
 use flex::pressure::SkipReason;
 
 use crate::gate_world::*;
@@ -101,4 +101,109 @@ fn a_hook_on_the_requesting_thread_that_allocates_runs_no_hooks() {
 fn a_hook_on_the_collector_thread_that_allocates_runs_no_hooks() {
     let world = World::new();
     expect_nested_failure(&world, || drop(world.allocate().unwrap()));
+}
+
+/// A second device of the gate, full.
+fn another_device(world: &World) -> (flex::FlexAllocator, Vec<flex::CompositeAddress>) {
+    let device = allocator(BLOCKS as u64 * BLOCK);
+    device.set_memory_pressure_callback(Some(world.gate.ladder())).unwrap();
+    let live = allocate_many(&device, BLOCKS, BLOCK);
+    (device, live)
+}
+
+/// Registers a hook that stands still, detached, each time it is called.
+fn register_slow_hook(world: &World) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (entered, wait_entered) = mpsc::channel();
+    let (go_on, wait_to_go_on) = mpsc::channel::<()>();
+    let wait_to_go_on = Mutex::new(wait_to_go_on);
+    let interpreter = world.interpreter.clone();
+    register(world, move || {
+        interpreter.allow_threads(|| {
+            let _ = entered.send(());
+            let _ = wait_to_go_on.lock().unwrap().recv();
+        });
+    });
+    (wait_entered, go_on)
+}
+
+fn until(what: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + patience();
+    while !what() {
+        assert!(std::time::Instant::now() < end, "another thread gets there");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn who_left_a_hook_behind_does_not_end_the_run_of_another() {
+    let world = World::with_timeout(Duration::from_millis(300));
+    let (other, live_there) = another_device(&world);
+    let live = world.fill();
+    let (entered, go_on) = register_slow_hook(&world);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| drop(world.allocate()));
+        wait(&entered);
+        // The first gives up, but does not get its mutex back before its hook has returned.
+        let ((held, is_held), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
+        let memory = &world.allocator;
+        let hold = move || {
+            held.send(()).unwrap();
+            let _ = released.recv();
+        };
+        let holder = scope.spawn(move || memory.while_locked(hold).unwrap());
+        wait(&is_held);
+        until(|| world.gate.census().waiting == 0);
+        go_on.send(()).unwrap();
+        until(|| world.gate.census().hook_runs == 0);
+        world.gate.set_policy(PolicySettings { timeout: Duration::from_secs(30), ..world.gate.policy() });
+        let second = scope.spawn(|| drop(allocate(&other, BLOCK)));
+        wait(&entered);
+        release.send(()).unwrap();
+        holder.join().unwrap();
+        first.join().unwrap();
+        assert_eq!(world.gate.census().hook_runs, 1, "the second one's run goes on");
+        go_on.send(()).unwrap();
+        second.join().unwrap();
+    });
+    assert_eq!(world.gate.census().hook_runs, 0);
+    other.set_memory_pressure_callback(None).unwrap();
+    drop((live, live_there));
+}
+
+#[test]
+fn a_request_does_not_wait_behind_the_hook_of_another() {
+    let world = World::with(PolicySettings {
+        timeout: Duration::from_secs(30),
+        collect: CollectPolicy::Off,
+        ..PolicySettings::default()
+    });
+    let (other, live_there) = another_device(&world);
+    world.interpreter.add_garbage(live_there);
+    let live = world.fill();
+    let (entered, go_on) = register_slow_hook(&world);
+    thread::scope(|scope| {
+        let ((held, is_held), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
+        let interpreter = &world.interpreter;
+        let hold = move || {
+            held.send(()).unwrap();
+            let _ = released.recv();
+        };
+        let holder = scope.spawn(move || interpreter.python_thread(hold));
+        wait(&is_held);
+        // The one collector thread waits for the interpreter, to call a hook; a collection is queued behind it.
+        let first = scope.spawn(|| drop(world.allocate()));
+        world.interpreter.wait_for_gil_waiters(1);
+        world.gate.set_policy(PolicySettings { collect: CollectPolicy::Always, ..world.gate.policy() });
+        let second = scope.spawn(|| drop(allocate(&other, BLOCK).unwrap()));
+        until(|| world.gate.census().queued_jobs == 1);
+        release.send(()).unwrap();
+        holder.join().unwrap();
+        wait(&entered);
+        second.join().unwrap();
+        go_on.send(()).unwrap();
+        first.join().unwrap();
+    });
+    assert_eq!(world.collector_threads(), 2);
+    other.set_memory_pressure_callback(None).unwrap();
+    drop(live);
 }

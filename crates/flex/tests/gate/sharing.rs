@@ -203,6 +203,19 @@ fn a_panic_on_the_collector_thread_ends_the_wait_for_it() {
 }
 
 #[test]
+fn a_collector_thread_that_gets_no_state_does_not_leave_its_job_behind() {
+    let world = World::new();
+    let live = world.fill();
+    world.interpreter.panic_in_new_thread.store(true, Ordering::SeqCst);
+    let report = expect_out_of_memory(world.allocate());
+    assert!(!report.reclaim.timed_out, "nobody waited for the deadline");
+    assert_eq!(report.reclaim.skipped, Some(SkipReason::Uninitialized));
+    world.interpreter.add_garbage(live);
+    drop(world.allocate().unwrap());
+    assert_eq!((world.events(), world.collector_threads()), ((2, 1, 1), 1));
+}
+
+#[test]
 fn closing_ends_every_wait() {
     let world = World::new();
     let live = world.fill();
