@@ -193,7 +193,12 @@ fn a_request_does_not_wait_behind_the_hook_of_another() {
         // The one collector thread waits for the interpreter, to call a hook; a collection is queued behind it.
         let first = scope.spawn(|| drop(world.allocate()));
         world.interpreter.wait_for_gil_waiters(1);
-        world.gate.set_policy(PolicySettings { collect: CollectPolicy::Always, ..world.gate.policy() });
+        // Its deadline comes first: the first one asks for hints at its own, which starts a collector thread.
+        world.gate.set_policy(PolicySettings {
+            timeout: Duration::from_secs(15),
+            collect: CollectPolicy::Always,
+            ..world.gate.policy()
+        });
         let second = scope.spawn(|| drop(allocate(&other, BLOCK).unwrap()));
         until(|| world.gate.census().queued_jobs == 1);
         release.send(()).unwrap();
