@@ -14,7 +14,7 @@ log=target/repeat.log
 began=$SECONDS
 for ((pass = 1; pass <= count; pass++)); do
     # A hang ends the run too: each test has a watchdog.
-    if ! "$python" -m pytest tests/python -m pressure --quick -q "$@" >"$log" 2>&1; then
+    if ! "$python" -m pytest tests/python/pressure --quick -q "$@" >"$log" 2>&1; then
         cat "$log"
         die "pass $pass of $count failed; the log is in $log"
     fi
