@@ -189,6 +189,7 @@ impl Gate {
             }
             let stopped = self.reclaimer.collections_stopped();
             let collected = self.reclaimer.collect(proof, generation);
+            petition.note_interrupt(collected.interrupted);
             if is_forked() {
                 return Err(SkipReason::Forked.into());
             }

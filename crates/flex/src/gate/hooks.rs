@@ -9,6 +9,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::flight::Missed;
 use super::job::Task;
@@ -35,10 +36,21 @@ pub struct HookEvent {
     pub cause: PressureCause,
 }
 
+/// How a hook ended. What it freed is seen by the next search, not told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookOutcome {
+    /// It returned.
+    Done,
+    /// It failed, which has been reported.
+    Failed,
+    /// It was interrupted by the user: the interrupt is raised again when the request has ended.
+    Interrupted,
+}
+
 /// A hook of the program.
 pub trait PressureHook: Send + Sync {
-    /// Gives up what it can. The calling thread is attached. False if it failed.
-    fn run(&self, proof: &Unlocked<'_>, event: &HookEvent) -> bool;
+    /// Gives up what it can. The calling thread is attached.
+    fn run(&self, proof: &Unlocked<'_>, event: &HookEvent) -> HookOutcome;
 }
 
 /// Names a registered hook.
@@ -68,6 +80,8 @@ pub(super) struct Hooks {
     registered: u64,
     /// A request runs the hooks.
     running: bool,
+    /// Its deadline. Others wait no longer for it.
+    deadline: Option<Instant>,
     /// The deadline of the request that runs them passed. Later requests do not wait for it.
     overdue: bool,
     /// Runs that have ended.
@@ -124,10 +138,15 @@ impl Gate {
         Ok(())
     }
 
-    /// The first hook after `last`, in the order of calls.
-    pub(super) fn next_hook(&self, last: Option<Rank>) -> Option<(Rank, Arc<dyn PressureHook>)> {
+    /// The first hook of a run after `last`, in the order of calls.
+    pub(super) fn next_hook(
+        &self,
+        run: &HookRun<'_>,
+        last: Option<Rank>,
+    ) -> Option<(Rank, Arc<dyn PressureHook>)> {
         let state = self.lock().ok()?;
-        let next = state.hooks.table.iter().find(|(rank, _)| last.is_none_or(|last| *rank > last));
+        let mut table = state.hooks.table.iter().filter(|((_, id), _)| *id < run.end);
+        let next = table.find(|(rank, _)| last.is_none_or(|last| *rank > last));
         next.map(|(rank, hook)| (*rank, Arc::clone(hook)))
     }
 
@@ -140,7 +159,9 @@ impl Gate {
             }
             if !state.hooks.running {
                 state.hooks.running = true;
-                return HookTurn::Own(HookRun { gate: self, number: state.hooks.runs });
+                state.hooks.deadline = Some(petition.deadline);
+                let (number, end) = (state.hooks.runs, HookId(state.hooks.registered));
+                return HookTurn::Own(HookRun { gate: self, number, end });
             }
         }
         self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
@@ -152,7 +173,8 @@ impl Gate {
         let runs = state.hooks.runs;
         let goes_on = |hooks: &Hooks| hooks.running && hooks.runs == runs && !hooks.overdue;
         while goes_on(&state.hooks) && !self.is_closing() && !petition.is_granted() {
-            let left = petition.deadline.saturating_duration_since(now());
+            let deadline = state.hooks.deadline.map_or(petition.deadline, |run| run.min(petition.deadline));
+            let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
             }
@@ -176,6 +198,9 @@ pub(super) struct HookRun<'a> {
     gate: &'a Gate,
     /// How many runs had ended when it began: a hook that was left behind ends the run, and then others may begin.
     number: u64,
+    /// Hooks with this name and later ones were registered since: they are not of this run, or a hook that registers
+    /// another would make it endless.
+    end: HookId,
 }
 
 impl Drop for HookRun<'_> {
@@ -193,6 +218,7 @@ impl Hooks {
     /// Others may run the hooks.
     pub(super) fn end_run(&mut self) {
         self.running = false;
+        self.deadline = None;
         self.overdue = false;
         self.runs += 1;
     }
@@ -216,7 +242,9 @@ pub(super) fn call(proof: &Unlocked<'_>, petition: &Petition, hook: &dyn Pressur
     // The requester's own thread is marked already.
     let _in_pressure = InPressure::begin();
     PressureCounters::add(&petition.counters.hooks_run, 1);
-    if !hook.run(proof, event) {
+    let outcome = hook.run(proof, event);
+    if outcome != HookOutcome::Done {
         PressureCounters::add(&petition.counters.hooks_failed, 1);
     }
+    petition.note_interrupt(outcome == HookOutcome::Interrupted);
 }

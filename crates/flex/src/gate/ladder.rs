@@ -15,6 +15,7 @@ use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 use crate::pressure::collecting::{self, CollectionKind};
 use crate::pressure::{MemoryPressureCallback, PressureRequest, SkipReason, Verdict};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{now, thread};
 
 /// Full collections in a row that free no byte of the device before a request stops repeating them: other threads
@@ -52,7 +53,10 @@ impl MemoryPressureCallback for Ladder {
         // In a forked child the allocator answers for itself.
         let _ = Climb::start(&self.gate, guard).and_then(|mut climb| {
             climb.run(guard, request)?;
-            guard.unlocked(|_| self.gate.reclaimer.request_ended())
+            if climb.petition.interrupted.load(Ordering::SeqCst) {
+                guard.unlocked(|_| self.gate.reclaimer.raise_interrupt())?;
+            }
+            Ok(())
         });
         Verdict::GiveUp
     }
@@ -91,7 +95,8 @@ impl<'a> Climb<'a> {
         let respect_disable = policy.collect == CollectPolicy::RespectDisable;
         let grant = gate.grant();
         let waker = Some(Waker::from(Arc::clone(&grant)));
-        let petition = Petition { entry, deadline, respect_disable, counters, grant };
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let petition = Petition { entry, deadline, respect_disable, counters, grant, interrupted };
         Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
@@ -164,13 +169,16 @@ impl<'a> Climb<'a> {
         run: HookRun<'_>,
     ) -> Result<bool, Forked> {
         let (mut last, mut attempt) = (None, 0);
-        while let Some((rank, hook)) = guard.unlocked(|_| self.gate.next_hook(last))? {
+        while let Some((rank, hook)) = guard.unlocked(|_| self.gate.next_hook(&run, last))? {
             last = Some(rank);
             attempt += 1;
             let event = guard.hook_event(request, attempt)?;
             let called = guard.unlocked(|proof| self.gate.run_hook(proof, &self.petition, hook, event))?;
-            request.report.timed_out |= called == Err(Missed::Skipped(SkipReason::Timeout));
-            if guard.search(request)? || called.is_err() {
+            if guard.search(request)? {
+                break;
+            }
+            request.report.hooks_timed_out |= self.petition.is_late();
+            if called.is_err() || self.petition.is_late() {
                 break;
             }
         }

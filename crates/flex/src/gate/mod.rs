@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 #[doc(hidden)]
 pub use census::Census;
-pub use hooks::{HookEvent, HookId, PressureHook};
+pub use hooks::{HookEvent, HookId, HookOutcome, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
 
@@ -87,6 +87,8 @@ struct Petition {
     respect_disable: bool,
     counters: Arc<PressureCounters>,
     grant: Arc<Grant>,
+    /// A hook or a collection that ran for it was interrupted by the user, on whatever thread.
+    interrupted: Arc<AtomicBool>,
 }
 
 /// Tells a request that sleeps at the gate that it has been granted memory: the waker it registers with.
@@ -111,6 +113,12 @@ impl Wake for Grant {
 impl Petition {
     fn is_late(&self) -> bool {
         now() >= self.deadline
+    }
+
+    fn note_interrupt(&self, interrupted: bool) {
+        if interrupted {
+            self.interrupted.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Whether the request has been granted memory: there is nothing to wait for any more. A hint, the search tells.
@@ -148,7 +156,12 @@ impl Gate {
 
     /// Changes the settings for requests that begin afterwards.
     pub fn set_policy(&self, settings: PolicySettings) {
-        self.policy.set(settings);
+        self.policy.update(|current| *current = settings);
+    }
+
+    /// Changes some of the settings, and leaves the others to those who change them at the same time.
+    pub fn update_policy(&self, change: impl FnOnce(&mut PolicySettings)) {
+        self.policy.update(change);
     }
 
     /// To be called when a collection was seen to stop, on any thread: those who wait for it look again.

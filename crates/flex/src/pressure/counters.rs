@@ -14,6 +14,8 @@ macro_rules! counters {
         pub struct PressureCounters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) skipped: [AtomicU64; SkipReason::ALL.len()],
+            /// How often the counters were reset.
+            resets: AtomicU64,
             /// As `reclaimed_bytes`, since the start.
             reclaimed_ever: AtomicU64,
             /// As `collection_freed_bytes`, since the start.
@@ -39,6 +41,7 @@ macro_rules! counters {
 
             /// Sets every counter to 0. What the ladder measures progress by goes on.
             pub fn reset(&self) {
+                self.resets.fetch_add(1, Ordering::SeqCst);
                 $(self.$name.store(0, Ordering::Relaxed);)*
                 for skipped in &self.skipped {
                     skipped.store(0, Ordering::Relaxed);
@@ -84,6 +87,11 @@ counters! {
 impl PressureCounters {
     pub(crate) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// How often the counters were reset so far: an event that ends after one counts as begun after it too.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::SeqCst)
     }
 
     pub(crate) fn count_skip(&self, reason: SkipReason) {

@@ -56,13 +56,16 @@ struct Event<'g, 'a> {
     guard: &'g mut AllocatorGuard<'a>,
     request: PressureRequest,
     began: Instant,
+    /// Resets of the counters before it.
+    resets: u64,
     rescued: bool,
 }
 
 impl<'g, 'a> Event<'g, 'a> {
     fn begin(guard: &'g mut AllocatorGuard<'a>, request: PressureRequest) -> Self {
+        let resets = guard.counters().resets();
         PressureCounters::add(&guard.counters().events, 1);
-        Event { guard, request, began: now(), rescued: false }
+        Event { guard, request, began: now(), resets, rescued: false }
     }
 
     /// Calls the callback until a search succeeds or it gives up.
@@ -104,6 +107,9 @@ impl<'g, 'a> Event<'g, 'a> {
 impl Drop for Event<'_, '_> {
     fn drop(&mut self) {
         let counters = self.guard.counters();
+        if counters.resets() != self.resets {
+            PressureCounters::add(&counters.events, 1);
+        }
         PressureCounters::add(if self.rescued { &counters.rescued } else { &counters.failed }, 1);
         if self.rescued && self.request.own_collections == 0 {
             PressureCounters::add(&counters.coalesced, 1);

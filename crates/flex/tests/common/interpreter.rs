@@ -311,7 +311,12 @@ impl Reclaimer for FakeInterpreter {
         let mark = GateCollection::begin();
         let found = self.run(generation, true);
         drop(mark);
-        Collected { ran: found.is_some(), objects: found.unwrap_or(0), elapsed: began.elapsed() }
+        Collected {
+            ran: found.is_some(),
+            interrupted: false,
+            objects: found.unwrap_or(0),
+            elapsed: began.elapsed(),
+        }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {

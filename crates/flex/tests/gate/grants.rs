@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use flex::Unlocked;
-use flex::gate::{HookEvent, PressureHook};
+use flex::gate::{HookEvent, HookOutcome, PressureHook};
 
 use crate::gate_world::*;
 use crate::interpreter::FakeInterpreter;
@@ -43,9 +43,10 @@ struct SlowHook {
 }
 
 impl PressureHook for SlowHook {
-    fn run(&self, _proof: &Unlocked<'_>, _event: &HookEvent) -> bool {
+    fn run(&self, _proof: &Unlocked<'_>, _event: &HookEvent) -> HookOutcome {
         let _ = self.entered.send(());
-        self.interpreter.allow_threads(|| self.go_on.lock().unwrap().recv().is_ok())
+        self.interpreter.allow_threads(|| self.go_on.lock().unwrap().recv().unwrap());
+        HookOutcome::Done
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use flex::Unlocked;
-use flex::gate::{CollectPolicy, HookEvent, PolicySettings, PressureHook};
+use flex::gate::{CollectPolicy, HookEvent, HookOutcome, PolicySettings, PressureHook};
 use flex::pressure::SkipReason;
 
 use crate::gate_world::*;
@@ -15,9 +15,9 @@ use crate::support::*;
 struct Hook<F>(F);
 
 impl<F: Fn() + Send + Sync> PressureHook for Hook<F> {
-    fn run(&self, _proof: &Unlocked<'_>, _event: &HookEvent) -> bool {
+    fn run(&self, _proof: &Unlocked<'_>, _event: &HookEvent) -> HookOutcome {
         (self.0)();
-        true
+        HookOutcome::Done
     }
 }
 
@@ -210,5 +210,57 @@ fn a_request_does_not_wait_behind_the_hook_of_another() {
     });
     assert_eq!(world.collector_threads(), 2);
     other.set_memory_pressure_callback(None).unwrap();
+    drop(live);
+}
+
+/// Registers itself again each time it is called.
+struct EndlessHook {
+    gate: Arc<flex::gate::Gate>,
+    calls: Arc<AtomicU64>,
+}
+
+impl PressureHook for EndlessHook {
+    fn run(&self, _proof: &Unlocked<'_>, _event: &HookEvent) -> HookOutcome {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let again = EndlessHook { gate: Arc::clone(&self.gate), calls: Arc::clone(&self.calls) };
+        assert!(self.gate.register_hook(0, Arc::new(again)).is_ok());
+        HookOutcome::Done
+    }
+}
+
+#[test]
+fn hooks_registered_by_hooks_are_of_the_next_run() {
+    let world = World::new();
+    let live = world.fill();
+    let calls = Arc::new(AtomicU64::new(0));
+    let first = EndlessHook { gate: Arc::clone(&world.gate), calls: Arc::clone(&calls) };
+    let id = world.gate.register_hook(0, Arc::new(first)).map_err(|_| "forked").unwrap();
+    for expected in [1, 3, 7] {
+        expect_out_of_memory(world.interpreter.python_thread(|| world.allocate()));
+        assert_eq!(load(&calls), expected, "each run calls those that were there before it");
+    }
+    for raw in 0..=id.to_raw() + 7 {
+        drop(world.gate.remove_hook(flex::gate::HookId::from_raw(raw)));
+    }
+    drop(live);
+}
+
+#[test]
+fn nobody_waits_for_a_hook_past_the_deadline_of_its_request() {
+    let world = World::with_timeout(Duration::from_millis(100));
+    let live = world.fill();
+    let (entered, go_on) = register_slow_hook(&world);
+    thread::scope(|scope| {
+        // Its hook runs inline, so nobody gives it up.
+        let first = scope.spawn(|| drop(world.interpreter.python_thread(|| world.allocate())));
+        wait(&entered);
+        let patient = PolicySettings { timeout: Duration::from_secs(50), ..world.gate.policy() };
+        world.gate.set_policy(patient);
+        let began = std::time::Instant::now();
+        expect_out_of_memory(world.interpreter.python_thread(|| world.allocate()));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        go_on.send(()).unwrap();
+        first.join().unwrap();
+    });
     drop(live);
 }

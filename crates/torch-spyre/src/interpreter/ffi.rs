@@ -37,7 +37,8 @@ unsafe extern "C-unwind" {
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
     fn PyErr_ExceptionMatches(kind: Object) -> c_int;
-    fn PyErr_SetInterrupt();
+    fn PyErr_SetNone(kind: Object);
+    fn Py_AddPendingCall(function: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
     fn PyErr_Occurred() -> Object;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
@@ -244,82 +245,90 @@ impl PendingException {
     }
 }
 
-/// Calls a Python callable and returns its result as an integer; an exception is reported as unraisable and gives
-/// `None`, as does a result that is no integer. The calling thread is attached and has no pending exception.
-///
-/// # Safety
-/// `callable` and `arguments` (a tuple) are live objects.
-pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Option<i64> {
-    // SAFETY: attached, and the objects are live.
-    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
-    if flex::fork::is_forked() {
-        return None;
-    }
-    if result.is_null() {
-        // SAFETY: attached, with the exception of the call pending.
-        parked(|| unsafe { report_or_put_off(callable) });
-        return None;
-    }
-    // SAFETY: attached; `result` is a new reference, released once.
-    unsafe {
-        let number = PyLong_AsLong(result);
-        Py_DecRef(result);
-        if PyErr_Occurred().is_null() {
-            return Some(number);
-        }
-        PyErr_Clear();
-    }
-    None
+/// How a call of Python code ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended<T> {
+    Returned(T),
+    /// It raised, which has been reported as unraisable.
+    Raised,
+    /// It raised KeyboardInterrupt, which has been put off: the Python code that the ladder still runs would swallow
+    /// it. See [`raise_interrupt`].
+    Interrupted,
+    /// This process is a child that it forked.
+    Forked,
 }
 
-/// Calls a Python callable and drops its result; false if it raised, which is reported as unraisable. The calling
-/// thread is attached and has no pending exception.
+/// Calls a Python callable and returns its result as an integer, `None` if it is none. The calling thread is attached
+/// and has no pending exception.
 ///
 /// # Safety
 /// `callable` and `arguments` (a tuple) are live objects.
-pub(super) unsafe fn call(callable: Object, arguments: Object) -> bool {
-    // SAFETY: attached, and the objects are live.
-    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
-    if flex::fork::is_forked() {
-        return false;
-    }
-    // SAFETY: attached; a null result comes with an exception, any other is a new reference. Dropping it may run
-    // Python code.
-    parked(|| unsafe {
-        if result.is_null() {
-            report_or_put_off(callable);
-        } else {
+pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Ended<Option<i64>> {
+    // SAFETY: the caller's contract; a result is a new reference, released once. Dropping it may run Python code.
+    unsafe {
+        call_with(callable, arguments, |result| {
+            let number = PyLong_AsLong(result);
             Py_DecRef(result);
-        }
-    });
-    !result.is_null()
-}
-
-/// A KeyboardInterrupt was raised where it could not propagate; see [`raise_interrupt_again`].
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// Raises a KeyboardInterrupt again that was put off, as soon as the main thread runs Python code. Needs no attachment.
-pub(super) fn raise_interrupt_again() {
-    if INTERRUPTED.swap(false, Ordering::Relaxed) {
-        // SAFETY: simulates the arrival of SIGINT, as its handler does; no precondition.
-        unsafe { PyErr_SetInterrupt() };
+            if PyErr_Occurred().is_null() {
+                return Some(number);
+            }
+            PyErr_Clear();
+            None
+        })
     }
 }
 
-/// Reports the pending exception as unraisable. A KeyboardInterrupt is put off instead: the Python code that the
-/// ladder still runs would swallow it.
+/// Calls a Python callable and drops its result. The calling thread is attached and has no pending exception.
 ///
 /// # Safety
-/// The calling thread is attached, an exception is pending, and `context` is a live object.
-unsafe fn report_or_put_off(context: Object) {
-    // SAFETY: the caller's contract.
-    unsafe {
+/// `callable` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call(callable: Object, arguments: Object) -> Ended<()> {
+    // SAFETY: the caller's contract; the result is a new reference, released once.
+    unsafe { call_with(callable, arguments, |result| Py_DecRef(result)) }
+}
+
+/// # Safety
+/// As [`call`]; `take` takes the reference to the result.
+unsafe fn call_with<T>(callable: Object, arguments: Object, take: impl FnOnce(Object) -> T) -> Ended<T> {
+    // SAFETY: attached, and the objects are live.
+    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
+    if flex::fork::is_forked() {
+        return Ended::Forked;
+    }
+    if !result.is_null() {
+        return Ended::Returned(parked(|| take(result)));
+    }
+    // SAFETY: attached, with the exception of the call pending; `callable` is live.
+    parked(|| unsafe {
         if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
             PyErr_Clear();
-            INTERRUPTED.store(true, Ordering::Relaxed);
-        } else {
-            PyErr_WriteUnraisable(context);
+            return Ended::Interrupted;
         }
+        PyErr_WriteUnraisable(callable);
+        Ended::Raised
+    })
+}
+
+/// Interrupts that found CPython's queue full.
+static WAITING_INTERRUPT: AtomicBool = AtomicBool::new(false);
+
+/// Raises KeyboardInterrupt as soon as the main thread runs Python code again, whatever SIGINT does. Needs no
+/// attachment.
+pub(super) fn raise_interrupt() {
+    extern "C" fn raise(_: *mut c_void) -> c_int {
+        // SAFETY: CPython calls it attached, and the class lives as long as the interpreter.
+        unsafe { PyErr_SetNone(pyo3::ffi::PyExc_KeyboardInterrupt) };
+        -1
+    }
+    // SAFETY: may be called without a thread state; the function stays where it is.
+    let queued = unsafe { Py_AddPendingCall(raise, ptr::null_mut()) } == 0;
+    WAITING_INTERRUPT.store(!queued, Ordering::Relaxed);
+}
+
+/// Raises an interrupt for which there was no room before.
+pub(super) fn raise_waiting_interrupt() {
+    if WAITING_INTERRUPT.swap(false, Ordering::Relaxed) {
+        raise_interrupt();
     }
 }
 
