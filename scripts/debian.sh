@@ -3,12 +3,58 @@
 # configuration of apt are in a private folder. The mirror is the machine's own; apt checks the signatures.
 # To be sourced after common.sh. Each function returns a failure; the caller says what that means for it.
 
-# Prints the address of the Debian mirror that this machine uses.
+# Prints what apt is configured to read, below the folder $1: KEY|COMPONENTS|ADDRESS, a line for each address. Not taken
+# from `apt-get indextargets`, which knows only what `apt-get update` has fetched.
+debian_sources() {
+    local file
+    for file in "$1"/sources.list "$1"/sources.list.d/*.list; do
+        [ -r "$file" ] || continue
+        sed -e 's/#.*//' "$file" | awk '$1 == "deb" || $1 == "deb-src" {
+            key = ""
+            if (match($0, /\[[^]]*\]/)) {
+                key = substr($0, RSTART, RLENGTH)
+                key = key ~ /signed-by=/ ? key : ""
+                $0 = substr($0, 1, RSTART - 1) substr($0, RSTART + RLENGTH)
+            }
+            address = $2
+            $1 = $2 = $3 = ""
+            print key "|" $0 " |" address
+        }'
+    done
+    for file in "$1"/sources.list.d/*.sources; do
+        [ -r "$file" ] || continue
+        # A stanza is a record, and its continued lines are made one.
+        sed -e '/^#/d' -e 's/^[[:space:]]*$//' "$file" | awk 'BEGIN { RS = ""; FS = "\n" } {
+            split("", field)
+            for (line = 1; line <= NF; line++) {
+                if ($line !~ /^[ \t]/) {
+                    name = tolower($line)
+                    sub(/[ \t]*:.*/, "", name)
+                    sub(/^[^:]*:/, "", $line)
+                }
+                field[name] = field[name] " " $line
+            }
+            if (tolower(field["enabled"]) ~ /no|false|without|off|disable|0/) next
+            count = split(field["uris"], address, /[ \t]+/)
+            for (i = 1; i <= count; i++) {
+                if (address[i] != "") print field["signed-by"] "|" field["components"] " |" address[i]
+            }
+        }'
+    done
+}
+
+# Prints the address of the Debian mirror that this machine uses, from apt's configuration in $1 (/etc/apt). Others name
+# their archives .../debian too: ours has the component `main`, and no other key than Debian's, as apt is to check that.
 debian_mirror() {
-    local found
-    found=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
-        head -n 1) || true
-    [ -n "$found" ] && printf '%s\n' "${found%% *}"
+    local key components address
+    while IFS='|' read -r key components address; do
+        case $key in *[![:space:]]*) [[ $key == *debian-archive* ]] || continue ;; esac
+        [[ $components == *[[:space:]]main[[:space:]]* ]] || continue
+        [[ $address =~ ^https?://.*/debian/?$ && ! $address =~ /linux/debian/?$ ]] || continue
+        printf '%s\n' "$address"
+        return 0
+    done < <(debian_sources "${1:-/etc/apt}")
+    return 1
 }
 
 # Prints the file with the keys that Debian signs its archive with.

@@ -114,14 +114,14 @@ def site_packages(environment: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`, saying so when that means waiting."""
+def locked(path: Path, other: str = "another set-up") -> Iterator[None]:
+    """Hold an exclusive lock on `path`, saying so when that means waiting for `other`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Waiting for another set-up to finish")
+            say(f"Waiting for {other} to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

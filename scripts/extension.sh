@@ -8,7 +8,7 @@
 # Builds for interpreters with a GIL and for a free-threaded one lie side by side: they have other names. The latter
 # use no stable ABI, which CPython does not have there.
 #
-# A library that a running program has loaded is replaced by rename, never overwritten.
+# What a running program may have loaded, or be about to, is replaced by rename, never overwritten or taken away.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -26,13 +26,34 @@ import sysconfig
 free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
 print(sysconfig.get_config_var("EXT_SUFFIX") + " --no-default-features" if free_threaded else ".abi3.so")')
 
-# place PROFILE FOLDER
-place() {
-    local built=$target/$1/libtorch_spyre_c.$suffix placed=$2/_C$ending
-    if ! cmp -s "$built" "$placed"; then
-        cp "$built" "$placed.$$"
-        mv -f "$placed.$$" "$placed"
+# put FILE PLACE: by rename, unless the same is there already.
+put() {
+    if ! cmp -s "$1" "$2"; then
+        cp "$1" "$2.$$"
+        mv -f "$2.$$" "$2"
     fi
+}
+
+# place PROFILE FOLDER
+place() { put "$target/$1/libtorch_spyre_c.$suffix" "$2/_C$ending"; }
+
+# copy_package FOLDER: a copy of the Python package for an extension of its own, brought up to date in place: other runs
+# import from it. Links (the headers lead to include/) become files. What the package lacks by now goes.
+copy_package() {
+    local copy=$1 name
+    while IFS= read -r -d '' name; do
+        mkdir -p "$copy/$(dirname "$name")"
+        put "python/$name" "$copy/$name"
+    done < <(find -L python -type f ! -path '*/__pycache__/*' ! -name '_C.*.so*' -printf '%P\0')
+    while IFS= read -r -d '' name; do
+        case $name in
+        "torch_spyre/_C$ending") ;;
+        */__pycache__/*) [ -d "python/${name%/__pycache__/*}" ] || rm -f "$copy/$name" ;;
+        */_C.*.so*) rm -f "$copy/$name" ;;
+        *) [ -f "python/$name" ] || rm -f "$copy/$name" ;;
+        esac
+    done < <(find "$copy" -type f -printf '%P\0')
+    find "$copy" -mindepth 1 -type d -empty -delete
 }
 
 # The metadata makes `import torch` find the device (an entry point), the path file makes the package importable.
@@ -71,10 +92,7 @@ release)
     ;;
 checked)
     copy=$target/checked/python
-    rm -rf "$copy"
-    mkdir -p "$copy"
-    cp -RL python/. "$copy" # The headers are links to include/.
-    rm -f "$copy"/torch_spyre/_C.*.so
+    copy_package "$copy"
     place checked "$copy/torch_spyre"
     ;;
 *) die "unknown profile $profile" ;;

@@ -7,12 +7,13 @@
 Works in a copy of the tree, target/mutants/tree, whose builds are kept. Each check must first pass on the copy as it
 is. Then each mutant is applied, built (one that does not compile is an error of its entry), checked and undone. A check
 that does not end in time counts as caught, and is reported as a hang. Exit status 1 if a mutant survives or an entry is
-wrong. Writes target/mutants/summary.json.
+wrong. Writes target/mutants/summary.json. Runs at the same time take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,8 @@ import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from environment import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = ROOT / "tests" / "mutants"
@@ -161,9 +164,10 @@ def run(command: list[str], environment: dict[str, str], seconds: float) -> str:
         except subprocess.TimeoutExpired:
             return "hang"
         finally:
-            if process.poll() is None:
+            # Also when it has ended by itself: a test that failed may have left processes behind.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
 
 def copy_tree() -> None:
@@ -266,6 +270,12 @@ def main() -> int:
     if given.check_applies:
         print(f"{len(mutants)} mutants apply")
         return 0
+    with locked(WORK / "lock", "another run of the mutants"):
+        return run_mutants(mutants)
+
+
+def run_mutants(mutants: list[Mutant]) -> int:
+    """Try the mutants in the copy, and write the summary. The exit status."""
     copy_tree()
     for mutant in mutants:
         if mutant.is_void:

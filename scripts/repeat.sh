@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the pressure scenarios again and again, with fewer rounds of stress and shorter collections, and stops at the first
-# failure with its log.
+# Runs the pressure scenarios again and again, with fewer rounds of stress and shorter collections, and stops at the
+# first failure with its log.
 #
 #   repeat.sh [COUNT [PYTEST ARGUMENT...]]        100 times; .venv/bin/python unless REPEAT_PYTHON names another
 set -euo pipefail
@@ -10,7 +10,7 @@ count=${1:-100}
 if [ $# -gt 0 ]; then shift; fi
 python=${REPEAT_PYTHON:-.venv/bin/python}
 mkdir -p target
-log=target/repeat.log
+log=target/repeat-$$.log # Runs at the same time have one each.
 began=$SECONDS
 for ((pass = 1; pass <= count; pass++)); do
     # A hang ends the run too: each test has a watchdog.
@@ -20,3 +20,4 @@ for ((pass = 1; pass <= count; pass++)); do
     fi
     say "pass $pass of $count: $(tail -n 1 "$log"); $((SECONDS - began)) s so far"
 done
+rm -f "$log"

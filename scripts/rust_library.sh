@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # The source of Rust's standard library, for builds that instrument it. To be sourced after common.sh and debian.sh.
 #
-# It must be of the compiler's version. rustup's component `rust-src` is, but not every machine can add components; so it
-# is also taken from Debian's package of that name and kept in the package cache, by version.
+# It must be of the compiler's version. rustup's component `rust-src` is, but not every machine can add components; so
+# it is also taken from Debian's package of that name and kept in the package cache, by version.
 
-# The package for the toolchain that rust-toolchain.toml pins, by place and content: what is built does not depend on
-# which versions Debian's suites have today. To be changed with the toolchain.
+# The package for the toolchain that rust-toolchain.toml pins, by place and content: a newer version in Debian's suites
+# changes nothing as long as it is there. Debian takes old versions out of the pool; then the suites are searched, and
+# if none has the version, the caller says what to install. To be changed with the toolchain.
 pinned_library_version=1.95
 pinned_library_package=pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb
 pinned_library_sha256=7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the soak (tests/soak/soak.py) on the build with debug checks. SECONDS=600 runs it longer, SEED=7 repeats one.
-# SOAK_PYTHON and SOAK_PACKAGE, an interpreter and the folder of a built torch_spyre, soak another build.
+# Runs the soak (tests/soak/soak.py) on the build with debug checks. SOAK_SECONDS=600 runs it longer, SEED=7
+# repeats one. SOAK_PYTHON and SOAK_PACKAGE, an interpreter and the folder of a built torch_spyre, soak another build.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -105,12 +105,16 @@ gc.disable()
 """
 
 
+def native(helper: Path) -> str:
+    """How a script begins that uses the helper."""
+    return f"HELPER = {str(helper)!r}\n{NATIVE}"
+
+
 @pytest.mark.pressure
 @pytest.mark.parametrize("attached", ["DETACHED", "ATTACHED"])
 def test_a_thread_of_a_sub_interpreter_collects_nothing(run_script: RunScript, helper: Path, attached: str) -> None:
     script = f"""
-HELPER = {str(helper)!r}
-{NATIVE}
+{native(helper)}
 sub = helper.sub_interpreter_begin()
 fill_with_garbage()
 counters = Counters()
@@ -132,8 +136,7 @@ def test_a_thread_of_the_main_interpreter_that_visits_another(run_script: RunScr
     # Without the GIL it is served: it is known as a thread of the main interpreter. With it, nobody can collect in its
     # place. Before CPython 3.12 that looks like a thread without the GIL while another has it; the deadline ends it.
     script = f"""
-HELPER = {str(helper)!r}
-{NATIVE}
+{native(helper)}
 sub = helper.sub_interpreter_begin()
 fill_with_garbage()
 counters = Counters()
@@ -161,8 +164,7 @@ print("ok")
 def test_the_main_interpreter_under_pressure_after_one(run_script: RunScript, helper: Path, alive: bool) -> None:
     # `PyGILState_Check` is always 1 from here on.
     script = f"""
-HELPER = {str(helper)!r}
-{NATIVE}
+{native(helper)}
 sub = helper.sub_interpreter_begin()
 if not {alive}:
     helper.sub_interpreter_end(sub)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 WORKERS = 8
 FLEX_USERS = 2
 
-STALL_SECONDS = 30
-"""A thread whose operation takes longer has hung. Deadlines of requests are shorter."""
+STALL_SECONDS = 90
+"""A thread whose operation takes longer has hung. Deadlines of requests (`world.TIMEOUTS_MS`) are shorter."""
 
 SWITCH_SECONDS = 0.0005
 """Threads take turns more often than by default: more interleavings."""

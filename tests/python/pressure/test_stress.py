@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import pytest
 
-from pressure_tools import Counters, make_garbage, repeat, run_threads, testing
+from pressure_tools import Counters, make_garbage, memory, repeat, run_threads, testing
 
 pytestmark = pytest.mark.pressure
 
 MOST_COLLECTIONS = 4
-SECOND_NS = 1_000_000_000
+TIMEOUT_MS = 60_000
 
 
 @pytest.mark.scenario(5, 23)
 def test_eight_threads_many_times_in_a_row(counters: Counters, rounds: int) -> None:
-    """No request runs more than four collections, or is under pressure for longer than those and the one that it found
-    in flight can take, and a second: a collection takes tens of milliseconds, but more on a busy machine."""
+    """No request runs more than four collections, however the threads are scheduled: after its first fruitless full one
+    (the second, with the young rung) it is registered, and what is freed goes to the oldest registered request first.
+    How long it is under pressure depends on the machine, so that is bounded by its deadline alone, a generous one."""
+    memory.set_pressure_policy(timeout_ms=TIMEOUT_MS)
     for _ in range(rounds):
         run_threads(8, lambda: repeat(125, make_garbage))
     counters.check_all_rescued()
     assert counters["events"] >= rounds
     longest_ns, most_collections = testing.request_maxima(0)
     assert 0 < most_collections <= MOST_COLLECTIONS
-    assert 0 < longest_ns < SECOND_NS + (MOST_COLLECTIONS + 1) * counters["collection_max_ns"]
+    assert 0 < longest_ns < TIMEOUT_MS * 1_000_000
+    assert counters["collections.skipped.timeout"] == 0

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Scope;
 use std::time::Duration;
 
 use flex::gate::{Gate, PolicySettings};
 use flex::pressure::{PressureStatistics, SkipReason};
 use flex::{CompositeAddress, FlexAllocator, FlexError};
 
-use crate::interpreter::FakeInterpreter;
+use crate::interpreter::{FakeInterpreter, PausedFinalizer};
 use crate::support::*;
 
 /// Size of most allocations: the device holds sixteen.
@@ -81,6 +82,17 @@ impl World {
             assert!(std::time::Instant::now() < end, "{count} collections");
             std::thread::yield_now();
         }
+    }
+
+    /// A collection of the program's own, on a thread of its own, that stands still in a finalizer.
+    pub fn paused_program_collection<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+    ) -> PausedFinalizer {
+        let finalizer = self.interpreter.pause_in_finalizer();
+        scope.spawn(move || self.interpreter.python_thread(|| self.interpreter.user_collect()));
+        wait(&finalizer.entered);
+        finalizer
     }
 
     /// Events, rescued, failed.

@@ -85,10 +85,8 @@ fn a_foreign_collection_is_waited_for() {
     for attached in [true, false] {
         let world = World::new();
         world.fill_with_garbage();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             let request = scope.spawn(|| {
                 let allocate = || world.allocate().unwrap();
                 if attached { world.interpreter.python_thread(allocate) } else { allocate() }
@@ -121,10 +119,8 @@ fn a_foreign_collection_that_stops_does_not_count_as_ours() {
     for attached in [true, false] {
         let world = World::new();
         let live = world.fill();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             // It has begun, and will not see this garbage.
             world.interpreter.add_garbage(live);
             let request = scope.spawn(|| {
@@ -144,11 +140,8 @@ fn a_foreign_collection_that_never_ends_is_no_stuck_collector() {
     for attached in [true, false] {
         let world = World::with_timeout(Duration::from_millis(150));
         let live = world.fill();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            let foreign =
-                scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             for failures in 1..=2 {
                 let report = expect_out_of_memory(if attached {
                     world.interpreter.python_thread(|| world.allocate())
@@ -160,7 +153,6 @@ fn a_foreign_collection_that_never_ends_is_no_stuck_collector() {
                 assert_eq!(world.skipped(SkipReason::Timeout), failures);
             }
             finalizer.go_on.send(()).unwrap();
-            foreign.join().unwrap();
         });
         assert_eq!(world.pressure().collectors_abandoned, 0);
         drop(live);
