@@ -5,14 +5,16 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check models tsan bench bench-check bench-baseline header lock clean
+.PHONY: help setup demo test test-freethreaded check models tsan repeat soak mutants bench bench-check bench-baseline
+.PHONY: header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept."
+	@echo "PYTHON=python3.12 picks the interpreter; TORCH_SPYRE_CACHE=DIR picks where packages are kept;"
+	@echo "FREETHREADED_PYTHON=python3.13t is taken by test-freethreaded instead of building one."
 
 setup: ## Check the tools, make .venv, build the extension (the other commands do this first)
 	@scripts/setup.sh
@@ -23,14 +25,26 @@ demo: setup ## Train a small network on a device that is too small, without and 
 test: setup ## Run the Rust and the Python tests
 	@scripts/test.sh
 
-check: setup ## Formatting, lints, types, documentation, models, pressure scenarios with debug checks
+test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first time: builds one)
+	@scripts/test_freethreaded.sh
+
+check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios and soak with debug checks
 	@scripts/check.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
 	@scripts/models.sh
 
-tsan: ## Run the core's threaded tests under ThreadSanitizer (needs a nightly toolchain)
+tsan: ## Run the core's tests under ThreadSanitizer
 	@scripts/tsan.sh
+
+repeat: setup ## Run the pressure scenarios again and again (COUNT=100), up to the first failure
+	@scripts/repeat.sh $(or $(COUNT),100)
+
+soak: setup ## Do everything at once on many threads (SECONDS=60), and end with nothing lost; SEED=N repeats
+	@SOAK_SECONDS="$(or $(SECONDS),$(SOAK_SECONDS),60)" SEED="$(SEED)" scripts/soak.sh
+
+mutants: setup ## Break the contract on purpose and see that a check notices (ONLY=NAME for some of them)
+	@.venv/bin/python scripts/mutants.py --only "$(ONLY)"
 
 bench: setup ## Measure the allocator beside its peers, and tensors beside the CPU; FULL=1 for all seeds
 	@scripts/bench.sh

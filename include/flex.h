@@ -451,6 +451,7 @@ FlexStatus flex_device_allocator(int32_t index,
 // The callback may be replaced at any time, also while it runs: calls that run end with the old one. The previous
 // callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`,
 // or given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
+// `*previous` is written, under the allocator mutex, before the new callback can be called, which may read it.
 // The devices of a Python process have one already, which collects garbage: keep it and call it.
 //
 // # Safety

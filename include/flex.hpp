@@ -216,6 +216,7 @@ class Callback {
     FlexCallback release() noexcept { return std::exchange(handle_, FlexCallback{0}); }
 
   private:
+    friend class Allocator;
     FlexCallback handle_{0};
 };
 
@@ -346,16 +347,22 @@ class Allocator {
 
     // Makes `callback` the pressure callback, or takes it away if it is empty. Returns the previous one.
     Callback set_pressure_callback(PressureCallback callback) const {
-        FlexCallback previous{0};
+        Callback previous;
+        set_pressure_callback(std::move(callback), previous);
+        return previous;
+    }
+
+    // The same for a callback that calls the previous one: that is in `previous`, which must be empty, before
+    // the new one can be called.
+    void set_pressure_callback(PressureCallback callback, Callback& previous) const {
         if (!callback) {
-            detail::check(flex_set_pressure_callback(handle_, nullptr, nullptr, nullptr, &previous));
-            return Callback(previous);
+            detail::check(flex_set_pressure_callback(handle_, nullptr, nullptr, nullptr, &previous.handle_));
+            return;
         }
         auto kept = std::make_unique<PressureCallback>(std::move(callback));
         detail::release(kept.get());
-        detail::check(flex_set_pressure_callback(handle_, &call, kept.get(), &destroy, &previous));
+        detail::check(flex_set_pressure_callback(handle_, &call, kept.get(), &destroy, &previous.handle_));
         kept.release();
-        return Callback(previous);
     }
 
     // Puts a callback back. Returns the one before it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The benchmarks: the allocator beside its peers (benches/allocator), and what tensors cost over the CPU device
-# (benches/python). Both put their ratios into target/bench/summary.json.
+# The benchmarks: the allocator beside its peers (benches/allocator), what tensors cost over the CPU device,
+# and what a rescue costs (benches/python). All put their ratios into target/bench/summary.json.
 #
 #   scripts/bench.sh              measure; FULL=1 plays all seeds, as the targets in docs/performance.md ask
 #   scripts/bench.sh check        compare instruction counts with benches/baselines.json
@@ -15,6 +15,7 @@ case "${1:-run}" in
 run)
     if [ "${FULL:-}" = 1 ]; then "$benches" run --full; else "$benches" run; fi
     .venv/bin/python benches/python/overhead.py
+    .venv/bin/python benches/python/pressure.py
     ;;
 check | baseline)
     command -v valgrind >/dev/null || die "instructions are counted by valgrind: install the package 'valgrind'"

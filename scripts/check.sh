@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Everything that `make test` does not look at: formatting, lints, types, documentation, the models
-# (docs/verification.md), and the pressure scenarios on a build of the extension with its debug
+# Everything that `make test` does not look at: formatting, lints, types, documentation, the models and
+# ThreadSanitizer (docs/verification.md), and the pressure scenarios and the soak on a build of the extension with its debug
 # checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+
+[ -x .venv/bin/ruff ] ||
+    die "make check needs an interpreter with a GIL: .venv was made for a free-threaded one, which gets no such tools"
 
 python_code=(python tests examples benches scripts)
 
@@ -23,6 +26,7 @@ say "Python: ruff"
 say "Python: mypy"
 .venv/bin/python -m mypy
 .venv/bin/python -m mypy scripts
+MYPYPATH=python:tests/soak .venv/bin/python -m mypy --explicit-package-bases tests/soak
 
 say "C++: clang-format"
 find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '*.c' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
@@ -31,16 +35,21 @@ find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '
 say "C: include/flex.h is what crates/flex-c exports (make header writes it)"
 cargo test --quiet --package flex-c --test header
 
+say "Mutants: every entry fits the sources (make mutants tries them)"
+.venv/bin/python scripts/mutants.py --check-applies
+
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
 
-say "Documents: links, and examples in Rust"
+say "Documents: links, the table of scenarios, and examples in Rust"
 .venv/bin/python scripts/check_links.py
+.venv/bin/python scripts/scenarios.py
 cargo build --package flex
 rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
 
 scripts/models.sh
+scripts/tsan.sh
 
 say "Pressure scenarios with debug checks on"
 scripts/extension.sh checked
@@ -49,5 +58,8 @@ PYTHONPATH=$checked .venv/bin/python -c '
 import sys, torch, torch_spyre
 assert torch_spyre.__file__.startswith(sys.argv[1]), torch_spyre.__file__' "$checked"
 PYTHONPATH=$checked .venv/bin/python -m pytest tests/python -m pressure -o pythonpath="$checked"
+
+say "Soak"
+scripts/soak.sh
 
 say "All checks passed"

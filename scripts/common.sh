@@ -12,10 +12,19 @@ die() {
     exit 1
 }
 
-# The build finds Python and PyTorch in the checkout's environment, and builds inside the checkout.
-export PYO3_PYTHON="$root/.venv/bin/python"
-export TORCH_SPYRE_PYTHON="$root/.venv/bin/python"
-export CARGO_TARGET_DIR="$root/target"
+# What is made once per machine and shared by all checkouts; environment.py keeps its packages there too.
+# shellcheck disable=SC2034
+cache=${TORCH_SPYRE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-spyre}
+
+# The checkout's environment, and cargo's folder for it. `make test-freethreaded` has both of its own.
+export TORCH_SPYRE_VENV=${TORCH_SPYRE_VENV:-.venv}
+venv=$root/$TORCH_SPYRE_VENV
+export CARGO_TARGET_DIR=$root/target
+if [ "$TORCH_SPYRE_VENV" != .venv ]; then CARGO_TARGET_DIR+=/${TORCH_SPYRE_VENV#.venv-}; fi
+
+# The build finds Python and PyTorch in that environment, and builds inside the checkout.
+export PYO3_PYTHON="$venv/bin/python"
+export TORCH_SPYRE_PYTHON="$venv/bin/python"
 
 # Without a terminal, logs are plain.
 if [ ! -t 1 ]; then

@@ -1,5 +1,8 @@
 """Make the Python environment: the packages once per machine, a light .venv per checkout.
 
+It is for the interpreter that runs this script. A free-threaded one gets an older PyTorch, which is the last that it
+can have, and only what building and testing need. $TORCH_SPYRE_VENV names the folder (`.venv`).
+
 The packages take 5.7 GB (PyTorch brings its CUDA libraries along), so they are installed once, into
 `$TORCH_SPYRE_CACHE/deps-KEY/` (by default `~/.cache/torch-spyre/deps-KEY/`). KEY names the interpreter's ABI
 and the content of `requirements/`, so a changed requirement makes a new folder and never changes an old one.
@@ -24,24 +27,67 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECT = ROOT / "requirements/dev.in"
 LOCK = ROOT / "requirements/lock.txt"
-VENV = ROOT / ".venv"
+FREE_THREADED = ROOT / "requirements/freethreaded.txt"
+STAND_INS = ROOT / "scripts/cuda_stand_ins.py"
+VENV = ROOT / os.environ.get("TORCH_SPYRE_VENV", ".venv")
 
-DOWNLOAD_BYTES = 3 << 30
-INSTALLED_BYTES = 6 << 30
 HEARTBEAT_S = 20
 
-# What `.venv/bin` offers beside `python`: modules to run, and programs that the packages bring.
-MODULES = {"pip": "pip", "pytest": "pytest", "mypy": "mypy", "torchrun": "torch.distributed.run"}
-PROGRAMS = ("ruff", "maturin", "shellcheck")
+
+@dataclass(frozen=True)
+class Packages:
+    """What is installed for one kind of interpreter."""
+
+    pip_arguments: tuple[str, ...]
+    sources: tuple[Path, ...]
+    """A change of one of these files makes a new folder of packages."""
+    needed_gib: int
+    """Space for the downloads and what they unpack to."""
+    download: str
+    imports: str
+    """A program that fails if something is missing."""
+    modules: tuple[tuple[str, str], ...]
+    """Commands in `.venv/bin`, and the modules they run."""
+    programs: tuple[tuple[str, str], ...]
+    """Programs that the packages bring: the name in `.venv/bin`, and the path from `site-packages`."""
+    stand_ins: bool
+    """Whether CUDA's libraries are left out."""
+
+
+MODULES = (("pip", "pip"), ("pytest", "pytest"))
+WITH_GIL = Packages(
+    pip_arguments=("-r", str(DIRECT), "-c", str(LOCK)),
+    sources=(DIRECT, LOCK),
+    needed_gib=9,
+    download="3 GB to download, some minutes",
+    imports="import torch, numpy, sklearn, matplotlib, rich, pytest, mypy, maturin, clang_format",
+    modules=(*MODULES, ("mypy", "mypy"), ("torchrun", "torch.distributed.run")),
+    programs=(
+        *((name, f"../../../bin/{name}") for name in ("ruff", "maturin", "shellcheck")),
+        ("clang-format", "clang_format/data/bin/clang-format"),
+    ),
+    stand_ins=False,
+)
+WITHOUT_GIL = Packages(
+    # Everything is listed: pip would add CUDA's libraries.
+    pip_arguments=("--no-deps", "-r", str(FREE_THREADED)),
+    sources=(FREE_THREADED, STAND_INS),
+    needed_gib=3,
+    download="600 MB to download, a minute",
+    imports="import sys, torch, numpy, pytest, maturin; sys.exit(sys._is_gil_enabled())",
+    modules=MODULES,
+    programs=(("maturin", "../../../bin/maturin"),),
+    stand_ins=True,
+)
+PACKAGES = WITHOUT_GIL if sysconfig.get_config_var("Py_GIL_DISABLED") else WITH_GIL
 # Not sys.executable: that may be a virtual environment, even the one that is to be made.
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)
-
-IMPORTS = "import torch, numpy, sklearn, matplotlib, rich, pytest, mypy, maturin, clang_format"
 
 
 def say(text: str) -> None:
@@ -57,25 +103,25 @@ def cache_folder() -> Path:
 
 
 def key() -> str:
-    lines = (DIRECT.read_text() + LOCK.read_text()).splitlines()
+    lines = "".join(source.read_text() for source in PACKAGES.sources).splitlines()
     wanted = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
     return f"{sysconfig.get_config_var('SOABI')}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
 
 
 def site_packages(environment: Path) -> Path:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
     return environment / "lib" / version / "site-packages"
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`, saying so when that means waiting."""
+def locked(path: Path, other: str = "another set-up") -> Iterator[None]:
+    """Hold an exclusive lock on `path`, saying so when that means waiting for `other`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Waiting for another set-up to finish")
+            say(f"Waiting for {other} to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -119,10 +165,9 @@ def pip_install(environment: Path, *arguments: str) -> None:
 
 def check_disk(cache: Path) -> None:
     free = shutil.disk_usage(cache).free
-    needed = DOWNLOAD_BYTES + INSTALLED_BYTES
-    if free < needed:
+    if free < PACKAGES.needed_gib << 30:
         sys.exit(
-            f"error: {cache} has {free >> 30} GiB free and the Python packages need {needed >> 30} GiB "
+            f"error: {cache} has {free >> 30} GiB free and the Python packages need {PACKAGES.needed_gib} GiB "
             "while they are installed; set TORCH_SPYRE_CACHE to a folder with more room"
         )
 
@@ -141,11 +186,13 @@ def install_packages(cache: Path) -> Path:
         if deps.is_dir():
             return deps
         check_disk(cache)
-        say(f"Installing the Python packages into {deps} (once per machine; 3 GB to download, some minutes)")
+        say(f"Installing the Python packages into {deps} (once per machine; {PACKAGES.download})")
         part = deps.with_suffix(".part")
         fresh_environment(part)
-        pip_install(part, "-r", str(DIRECT), "-c", str(LOCK))
-        subprocess.run([str(part / "bin/python"), "-c", IMPORTS], check=True)
+        pip_install(part, *PACKAGES.pip_arguments)
+        if PACKAGES.stand_ins:
+            subprocess.run([sys.executable, str(STAND_INS), str(site_packages(part))], check=True)
+        subprocess.run([str(part / "bin/python"), "-c", PACKAGES.imports], check=True)
         for script in (part / "bin").iterdir():
             # Their first line names the temporary folder; .venv/bin has its own.
             if script.is_file() and not script.is_symlink() and script.read_bytes()[:2] == b"#!":
@@ -160,23 +207,22 @@ def write_program(path: Path, text: str) -> None:
 
 
 def make_venv(deps: Path) -> None:
-    """Make `.venv`, which sees the packages in `deps`."""
+    """Make the checkout's environment, which sees the packages in `deps`."""
     stamp = VENV / "made-for"
     wanted = f"{deps}\n{BASE_PYTHON}\n{sys.version}\n"
     with locked(ROOT / "target/venv.lock"):
         if stamp.is_file() and stamp.read_text() == wanted:
             return
-        say(f"Making .venv for Python {sys.version.split()[0]}")
+        say(f"Making {VENV.name} for Python {sys.version.split()[0]}")
         stamp.unlink(missing_ok=True)
         subprocess.run([BASE_PYTHON, "-m", "venv", "--clear", "--without-pip", str(VENV)], check=True)
         packages = site_packages(deps)
         path_file = site_packages(VENV) / "_torch_spyre_deps.pth"
         path_file.write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-        for name, module in MODULES.items():
+        for name, module in PACKAGES.modules:
             write_program(VENV / "bin" / name, f'#!/bin/sh\nexec "$(dirname "$0")/python" -m {module} "$@"\n')
-        for name in PROGRAMS:
-            (VENV / "bin" / name).symlink_to(deps / "bin" / name)
-        (VENV / "bin/clang-format").symlink_to(packages / "clang_format/data/bin/clang-format")
+        for name, path in PACKAGES.programs:
+            (VENV / "bin" / name).symlink_to(os.path.normpath(packages / path))
         stamp.write_text(wanted)
 
 
@@ -204,6 +250,8 @@ def main() -> None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         if sys.argv[1:] == ["lock"]:
+            if PACKAGES is not WITH_GIL:
+                sys.exit(f"error: {LOCK} is for interpreters with a GIL; {FREE_THREADED} is written by hand")
             write_lock(cache)
         else:
             make_venv(install_packages(cache))

@@ -23,10 +23,11 @@ rustup="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
 if python=$(find_python); then
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         lacks "the venv module of $python" "sudo apt-get install python3-venv" "brew install python"
-    if [ "$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("Py_GIL_DISABLED") or 0)')" = 1 ]; then
-        lacks "an interpreter with a GIL ($python is a free-threaded build, which is not supported yet)" \
-            "make PYTHON=python3.12 …" "make PYTHON=python3.12 …"
-    fi
+    # A free-threaded 3.13 is what PyTorch 2.12 has wheels for.
+    "$python" -c 'import sys, sysconfig
+sys.exit(bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and sys.version_info[:2] != (3, 13))' ||
+        lacks "a free-threaded interpreter of version 3.13 ($python is $("$python" --version))" \
+            "make test-freethreaded, which builds one" "make PYTHON=python3.13t test"
 elif [ -n "${PYTHON:-}" ]; then
     if found=$("$PYTHON" --version 2>&1); then found="is $found"; else found="does not run"; fi
     lacks "Python 3.11 or later (PYTHON=$PYTHON $found)" \

@@ -7,4 +7,4 @@ say "Rust tests"
 cargo test -- --quiet
 
 say "Python tests"
-.venv/bin/python -m pytest tests/python
+"$venv/bin/python" -m pytest tests/python

@@ -1,92 +1,41 @@
 #!/usr/bin/env bash
-# Runs the tests of flex that use threads under ThreadSanitizer, with an instrumented standard library (without one
-# it reports races that are none). Needs a nightly toolchain and the standard library's source of the same version:
-# the toolchain's own rust-src component, or Debian's rust-src package, which is fetched through apt into the
-# package cache without touching the system. Skips nothing: what is missing is an error that says so.
+# Runs the tests of flex, and those of flex-c in Rust, under ThreadSanitizer, with an instrumented standard library
+# (without one it reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable options
+# RUSTC_BOOTSTRAP admits, and the library's source of that version; if that is nowhere, with a nightly toolchain and its
+# source. TSAN_TOOLCHAIN names the one to use. Skips nothing: what is missing is an error that says so.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+. scripts/debian.sh
+. scripts/rust_library.sh
 
-nightly=${TSAN_TOOLCHAIN:-nightly}
 target=x86_64-unknown-linux-gnu
-tests=(--test allocator --test callback_threads --test gate --test regions)
-cache=${TORCH_SPYRE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-spyre}
+pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "ThreadSanitizer runs here on x86-64 Linux only, this is $(uname -sm)"
-rustc=$(rustc "+$nightly" --version 2>/dev/null) ||
-    die "no $nightly toolchain; install it with: rustup toolchain install $nightly"
-version=$(printf '%s\n' "$rustc" | cut -d' ' -f2 | cut -d. -f1,2) # such as 1.97
+# A machine may set a variable for its own builds that replaces the library's source.
+unset __CARGO_TESTS_ONLY_SRC_ROOT
 
-# The address of the Debian mirror that this machine uses.
-debian_mirror() {
-    local found
-    found=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
-        head -n 1) || true
-    [ -n "$found" ] || die "apt names no Debian mirror here; run
-    rustup component add rust-src --toolchain $nightly"
-    printf '%s\n' "${found%% *}"
-}
-
-# Puts the library's source of Rust $version from Debian sid into the folder $1. Lists, package and configuration are
-# private; apt checks the signatures.
-fetch_library() {
-    local destination=$1 state keyring name package found=
-    command -v apt-get >/dev/null || die "no source of the standard library: this machine has no apt; run
-    rustup component add rust-src --toolchain $nightly"
-    for name in /usr/share/keyrings/debian-archive-keyring.{pgp,gpg}; do
-        if [ -e "$name" ]; then keyring=$name; fi
-    done
-    [ -n "${keyring:-}" ] || die "no Debian archive keys; install the package debian-archive-keyring, or run
-    rustup component add rust-src --toolchain $nightly"
-    mkdir -p "$cache"
-    state=$(mktemp -d "$cache/rust-src.XXXXXX")
-    # shellcheck disable=SC2064
-    trap "rm -rf '$state'" EXIT
-    mkdir -p "$state"/{lists,archives}/partial "$state/unpacked"
-    local mirror
-    mirror=$(debian_mirror)
-    printf 'deb [signed-by=%s] %s sid main\n' "$keyring" "$mirror" >"$state/sources.list"
-    local apt=(-q -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$state/lists" -o "Dir::Cache=$state" -o APT::Get::List-Cleanup=0
-        -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3)
-    apt-get "${apt[@]}" update || die "apt cannot read Debian sid (the reason is above)"
-    package=$(apt-cache "${apt[@]}" madison rust-src | awk '{print $3}')
-    for name in $package; do
-        case $name in "$version".*) found=$name ;; esac
-    done
-    [ -n "$found" ] || die "Debian sid has rust-src ${package:-in no version}, the toolchain $nightly is $rustc; run
-    rustup component add rust-src --toolchain $nightly
-or set TSAN_TOOLCHAIN to a nightly toolchain of that version"
-    (cd "$state" && apt-get "${apt[@]}" download "rust-src=$found") || die "apt cannot fetch rust-src $found"
-    dpkg-deb --fsys-tarfile "$state"/rust-src_*.deb | tar -x -C "$state/unpacked" --wildcards './usr/src/*/library'
-    # Complete, or not there: the folder appears by rename.
-    mv -T "$state"/unpacked/usr/src/*/library "$destination" 2>/dev/null ||
-        [ -e "$destination/Cargo.lock" ] || die "the package rust-src $found has no library"
-    rm -rf "$state"
-    trap - EXIT
-}
-
-library=$(rustc "+$nightly" --print sysroot)/lib/rustlib/src/rust/library
-if [ -e "$library/Cargo.lock" ]; then
-    unset __CARGO_TESTS_ONLY_SRC_ROOT
-else
-    library=$cache/rust-library-$version
-    if [ ! -e "$library/Cargo.lock" ]; then
-        say "Fetching the source of the standard library $version"
-        fetch_library "$library"
+toolchain='' library=''
+for candidate in ${TSAN_TOOLCHAIN:-"$pinned" nightly}; do
+    if [ -n "$(rust_version "$candidate")" ] && library=$(rust_library "$candidate"); then
+        toolchain=$candidate
+        break
     fi
-    export __CARGO_TESTS_ONLY_SRC_ROOT=$library
-fi
+done
+[ -n "$toolchain" ] || die "no source of the standard library for ${TSAN_TOOLCHAIN:-$pinned, nor for nightly}; with rustup:
+    rustup component add rust-src --toolchain ${TSAN_TOOLCHAIN:-$pinned}"
 
-say "ThreadSanitizer: $rustc, standard library from $library"
+say "ThreadSanitizer: $(rustc "+$toolchain" --version), standard library from $library"
+export RUSTC_BOOTSTRAP=1 __CARGO_TESTS_ONLY_SRC_ROOT=$library
 export RUSTFLAGS="-Zsanitizer=thread"
 export TSAN_OPTIONS="history_size=7 halt_on_error=1 suppressions=$root/scripts/tsan-suppressions.txt"
 # Optimised a little: the instrumented code is slow enough for deadlines of tests without that.
 export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=1
-run() { cargo "+$nightly" test -Zbuild-std --target "$target" --target-dir target/tsan -p flex "$@"; }
+run() { cargo "+$toolchain" test -Zbuild-std --target "$target" --target-dir target/tsan "$@"; }
 
 # A sanitizer that finds nothing may be one that is not there: a test with a race must fail.
 say "A race on purpose"
-if output=$(run --test race_on_purpose -- --ignored 2>&1); then
+if output=$(run -p flex --test race_on_purpose -- --ignored 2>&1); then
     die "ThreadSanitizer did not see a race that is there"
 fi
 printf '%s\n' "$output" | grep -q 'WARNING: ThreadSanitizer: data race' || {
@@ -95,4 +44,11 @@ printf '%s\n' "$output" | grep -q 'WARNING: ThreadSanitizer: data race' || {
 }
 
 say "The tests"
-run "${tests[@]}" -- "$@"
+# All but those that run a compiler, and the race.
+tests=(--lib)
+for file in crates/flex/tests/*.rs; do
+    name=$(basename "$file" .rs)
+    case $name in compile_fail | race_on_purpose) ;; *) tests+=(--test "$name") ;; esac
+done
+run -p flex "${tests[@]}" -- "$@"
+run -p flex-c --lib --test program_memory -- "$@"

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import mmap
 import re
+import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+
+# It also offers to load files of the stable ABI, to which its objects do not keep.
+_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 _MARKER = re.compile(rb"TORCH_SPYRE_BUILT_FOR_TORCH=(\d+\.\d+);")
 
@@ -33,7 +37,7 @@ def _find() -> Path:
     folder = Path(__file__).parent
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_C{suffix}"
-        if path.exists():
+        if path.exists() and not (_FREE_THREADED and ".abi3" in suffix):
             return path
     raise ImportError(
         f"torch_spyre in {folder} has no extension module for this Python. "

@@ -10,14 +10,12 @@ from __future__ import annotations
 import atexit
 import importlib
 import threading
-import time
-from pathlib import Path
 from typing import NoReturn, cast
 
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from torch_spyre import _binary
+from torch_spyre import _autograd_workers, _binary
 from torch_spyre._core_api import Core
 
 _lock = threading.Lock()
@@ -74,22 +72,9 @@ def _load() -> None:
 
 
 def _shutdown() -> None:
-    _let_autograd_start()
     if _core is not None:
+        _autograd_workers.rest(_core.device_count())
         _core.shutdown()
-
-
-def _let_autograd_start() -> None:
-    """Lets autograd's workers, one for each device, attach to Python before the interpreter finalizes.
-
-    The first backward starts them all but waits only for the one it needs. CPython before 3.14 unwinds a thread that
-    still waits for the interpreter at its end, and unwinding through torch aborts the process. (So it does with two
-    CUDA devices.) Sleeping releases the interpreter; a worker needs it for microseconds.
-    """
-    if core().device_count() > 1 and any(
-        name.read_text().startswith("pt_autograd") for name in Path("/proc/self/task").glob("*/comm")
-    ):
-        time.sleep(0.02)
 
 
 def _register() -> None:

@@ -21,6 +21,7 @@ OutOfMemoryError = torch.OutOfMemoryError
 
 GcPolicy: TypeAlias = Literal["always", "respect_disable", "off"]
 
+_MAX_TIMEOUT_MS = 365 * 24 * 3600 * 1000  # A year, as for gc_timeout_ms in the environment.
 _GC_POLICIES = ("always", "respect_disable", "off")
 
 __all__ = [
@@ -195,10 +196,11 @@ def set_pressure_policy(
     if escalate is not None and not isinstance(escalate, bool):
         raise TypeError(f"escalate={escalate!r} is not a bool; expected True or False")
     if timeout_ms is not None:
+        expected = f"expected milliseconds, from 1 to {_MAX_TIMEOUT_MS}"
         if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int):
-            raise TypeError(f"timeout_ms={timeout_ms!r} is not an int; expected milliseconds, at least 1")
-        if not 1 <= timeout_ms < 2**63:
-            raise ValueError(f"timeout_ms={timeout_ms} is out of range; expected milliseconds, at least 1")
+            raise TypeError(f"timeout_ms={timeout_ms!r} is not an int; {expected}")
+        if not 1 <= timeout_ms <= _MAX_TIMEOUT_MS:
+            raise ValueError(f"timeout_ms={timeout_ms} is out of range; {expected}")
     core().set_pressure_policy(gc, escalate, timeout_ms)
 
 

@@ -17,6 +17,9 @@ os.environ["TORCH_SPYRE_ALLOC_CONF"] = "device_memory:64MiB"
 
 import torch
 
+FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether other Python threads run while this one does. What then differs is said in pressure_tools.py."""
+
 WATCHDOG_SECONDS = 120
 """A test that takes longer has hung: all stacks are dumped and the run ends."""
 
@@ -25,9 +28,17 @@ SCRIPT_SECONDS = 60
 REAL_STDERR: pytest.StashKey[TextIO] = pytest.StashKey()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="short collections, fewer rounds; for scripts/repeat.sh")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # The real standard error, which pytest does not capture yet: a capture is lost when the watchdog ends the process.
     config.stash[REAL_STDERR] = os.fdopen(os.dup(2), "w")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[REAL_STDERR].close()
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +54,12 @@ def seeded() -> None:
 
 
 class Script:
-    """The result of a script."""
+    """The result of a script. A negative `returncode` is the signal that ended it."""
 
-    def __init__(self, completed: subprocess.CompletedProcess[str]) -> None:
-        self.returncode = completed.returncode
-        self.out = completed.stdout
-        self.err = completed.stderr
+    def __init__(self, returncode: int, out: str, err: str) -> None:
+        self.returncode = returncode
+        self.out = out
+        self.err = err
 
     def check(self) -> str:
         """The standard output of a script that succeeded."""
@@ -73,7 +84,7 @@ def run_script() -> RunScript:
             timeout=SCRIPT_SECONDS,
             check=False,
         )
-        return Script(completed)
+        return Script(completed.returncode, completed.stdout, completed.stderr)
 
     return run
 

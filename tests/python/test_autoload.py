@@ -13,6 +13,7 @@ import torch_spyre
 from conftest import RunScript
 
 PACKAGE = Path(torch_spyre.__file__).parent
+BINARY = torch_spyre._binary._find().name
 
 BUILT_FOR = ".".join(torch.__version__.split(".")[:2])
 
@@ -127,7 +128,7 @@ def copy_for_other_torch(tmp_path: Path, content: bytes) -> dict[str, str]:
     """A copy of the package whose binary has `content`, and the environment in which it is the one imported."""
     shutil.copytree(PACKAGE, tmp_path / "torch_spyre", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copytree(PACKAGE.parent / "_torch_spyre_autoload", tmp_path / "_torch_spyre_autoload")
-    (tmp_path / "torch_spyre" / "_C.abi3.so").write_bytes(content)
+    (tmp_path / "torch_spyre" / BINARY).write_bytes(content)
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -163,10 +164,33 @@ def test_binary_without_a_marker(run_script: RunScript, tmp_path: Path) -> None:
 
 def test_no_binary(run_script: RunScript, tmp_path: Path) -> None:
     env = copy_for_other_torch(tmp_path, b"")
-    (tmp_path / "torch_spyre" / "_C.abi3.so").unlink()
+    (tmp_path / "torch_spyre" / BINARY).unlink()
     result = run_script("import torch; print('torch works'); import torch_spyre", env=env)
     assert result.out == "torch works\n"
     assert "has no extension module" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("free_threaded", "suffixes", "found"),
+    [
+        (False, [".cpython-313-x86_64-linux-gnu.so", ".abi3.so", ".so"], "_C.abi3.so"),
+        (True, [".cpython-313t-x86_64-linux-gnu.so", ".abi3.so", ".so"], "_C.cpython-313t-x86_64-linux-gnu.so"),
+    ],
+)
+def test_builds_for_both_kinds_of_interpreter_lie_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_threaded: bool, suffixes: list[str], found: str
+) -> None:
+    """A free-threaded one looks for files of the stable ABI too, but must not load them."""
+    module = torch_spyre._binary
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "_binary.py"))
+    monkeypatch.setattr(module, "_FREE_THREADED", free_threaded)
+    monkeypatch.setattr(module, "EXTENSION_SUFFIXES", suffixes)
+    for name in ("_C.abi3.so", "_C.cpython-313t-x86_64-linux-gnu.so"):
+        (tmp_path / name).touch()
+    assert module._find().name == found
+    (tmp_path / found).unlink()
+    with pytest.raises(ImportError, match="no extension module for this Python"):
+        module._find()
 
 
 def test_no_torch(run_script: RunScript, tmp_path: Path) -> None:

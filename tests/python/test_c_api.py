@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 import torch_spyre._C
 from conftest import RunScript
+from native import check_cpp, compile_c
 
 MIB = 1 << 20
 OK, OUT_OF_MEMORY, UNKNOWN_ALLOCATION, NOT_AVAILABLE = 0, 1, 4, 16
@@ -144,10 +143,7 @@ def test_job_plans_built_off_the_gil_have_dead_programs_collected(allocator: Han
 @pytest.mark.pressure
 def test_a_native_callback_calls_the_one_that_collects(allocator: Handle, tmp_path: Path) -> None:
     # Written in C: a callback in Python would take the GIL with the allocator mutex held.
-    folder = Path(__file__).parent
-    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", f"-I{folder.parent.parent / 'include'}"]
-    native = tmp_path / "chained_callback.so"
-    subprocess.run([*command, folder / "chained_callback.c", "-o", native], check=True)
+    native = compile_c("chained_callback.c", tmp_path / "chained_callback.so", "-shared", "-fPIC")
     ctypes.CDLL(torch_spyre._C.__file__, mode=ctypes.RTLD_GLOBAL)  # The functions it calls.
     chained = ctypes.CDLL(str(native))
     chained.chain.argtypes = chained.unchain.argtypes = [Handle]
@@ -170,14 +166,24 @@ def test_a_native_callback_calls_the_one_that_collects(allocator: Handle, tmp_pa
 
 def test_before_the_device_is_used_there_is_none(run_script: RunScript) -> None:
     script = """
-        import ctypes, importlib.util, os, sys
-        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        import ctypes, sys
         import torch
-        path = importlib.util.find_spec("torch_spyre").submodule_search_locations[0]
-        library = ctypes.CDLL(os.path.join(path, "_C.abi3.so"))
+        library = ctypes.CDLL(sys.stdin.read())
         library.flex_last_error.restype = ctypes.c_char_p
         made = ctypes.c_uint64()
         assert library.flex_device_allocator(0, ctypes.byref(made)) == 16
         assert b"expected torch_spyre to be imported" in library.flex_last_error()
     """
-    run_script(script).check()
+    env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    run_script(script, env=env, stdin=torch_spyre._C.__file__).check()
+
+
+def test_the_headers_come_with_the_package(tmp_path: Path) -> None:
+    folder = Path(torch_spyre.include_dir())
+    assert folder.parent == Path(torch_spyre.__file__).parent
+    assert sorted(header.name for header in folder.iterdir()) == ["flex.h", "flex.hpp"]
+    source = tmp_path / "uses.cpp"
+    source.write_text(
+        "#include <flex.hpp>\nint main() { return flex::Allocator::uniform(1 << 20).statistics().free_bytes == 0; }\n"
+    )
+    check_cpp(source)

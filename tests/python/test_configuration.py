@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+import torch_spyre
 from conftest import RunScript
 
 SHOW = """
@@ -107,7 +108,7 @@ import torch
 import json
 
 # The extension by itself: the package remembers the first failure.
-origin = importlib.util.find_spec("torch_spyre").submodule_search_locations[0] + "/_C.abi3.so"
+origin = {origin!r}
 loader = ExtensionFileLoader("torch_spyre._C", origin)
 core = importlib.util.module_from_spec(importlib.util.spec_from_file_location(loader.name, origin, loader=loader))
 loader.exec_module(core)
@@ -126,7 +127,7 @@ for variable, value in json.load(sys.stdin):
 def test_bad_values(run_script: RunScript) -> None:
     pairs = json.dumps([[variable, value] for variable, value, _ in BAD])
     env = {"TORCH_SPYRE_ALLOC_CONF": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    lines = run_script(TRY_ALL, env=env, stdin=pairs).check().splitlines()
+    lines = run_script(TRY_ALL.format(origin=torch_spyre._C.__file__), env=env, stdin=pairs).check().splitlines()
     assert len(lines) == len(BAD)
     for line, (variable, _, expected) in zip(lines, BAD, strict=True):
         for part in expected.split("|"):

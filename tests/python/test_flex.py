@@ -22,7 +22,9 @@ def test_allocation_and_statistics(allocator: flex.FlexAllocator) -> None:
     allocation = allocator.allocate(1000)
     assert allocation.nbytes == len(allocation) == 1000
     ((_, offset, size, domain),) = allocation.chunks
-    assert (offset, size, domain) == (0, 1024, 0)
+    assert offset % 128 == 0
+    assert offset + size <= 4 * MIB
+    assert (size, domain) == (1024, 0)
     stats = allocator.stats()
     assert stats["allocated_bytes.all.current"] == 1024
     assert stats["requested_bytes.all.current"] == 1000
@@ -232,56 +234,6 @@ def test_callback_may_allocate(allocator: flex.FlexAllocator) -> None:
     allocator.set_memory_pressure_callback(on_pressure)
     allocator.allocate(MIB)
     assert len(nested) == 1, "exhausted inside the callback: fails at once, without calling it again"
-
-
-def test_callback_that_raises(allocator: flex.FlexAllocator) -> None:
-    held = allocator.allocate(4 * MIB)
-
-    def failing(request: flex.PressureRequest) -> None:
-        raise ValueError("in the callback")
-
-    allocator.set_memory_pressure_callback(failing)
-    with pytest.raises(flex.OutOfMemoryError) as caught:
-        allocator.allocate(MIB)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-    def interrupted(request: flex.PressureRequest) -> None:
-        raise KeyboardInterrupt
-
-    allocator.set_memory_pressure_callback(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        allocator.allocate(MIB)
-    held.free()
-    allocator.allocate(MIB)
-    allocator.validate()
-
-
-def test_interrupt_in_a_callback_that_rescues_is_not_lost(allocator: flex.FlexAllocator) -> None:
-    held = allocator.allocate(4 * MIB)
-
-    def free_and_interrupt(request: flex.PressureRequest) -> None:
-        held.free()
-        raise KeyboardInterrupt
-
-    allocator.set_memory_pressure_callback(free_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        allocator.allocate(MIB)
-    assert allocator.stats()["allocated_bytes.all.current"] == 0
-    allocator.validate()
-
-
-def test_callback_that_replaces_itself(allocator: flex.FlexAllocator) -> None:
-    cache = [allocator.allocate(4 * MIB)]
-
-    def first(request: flex.PressureRequest) -> None:
-        assert allocator.set_memory_pressure_callback(None) is first
-        cache.clear()
-
-    allocator.set_memory_pressure_callback(first)
-    kept = allocator.allocate(MIB)
-    with pytest.raises(flex.OutOfMemoryError):
-        allocator.allocate(4 * MIB)
-    kept.free()
 
 
 def test_cycle_through_the_callback_is_collected() -> None:

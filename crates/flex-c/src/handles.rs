@@ -33,6 +33,29 @@ struct Place<T> {
     value: Option<T>,
 }
 
+const FULL: Failure = Failure::fixed(FlexStatus::FLEX_INTERNAL, c"too many handles are in use");
+
+/// An empty place of a table; given back unless it is filled.
+pub(crate) struct Reserved<'t, T> {
+    table: &'t Table<T>,
+    index: u32,
+}
+
+impl<T> Reserved<'_, T> {
+    /// Keeps a value and returns its handle.
+    pub(crate) fn fill(self, value: T) -> u64 {
+        let handle = self.table.lock().fill(self.table.kind, self.index, value);
+        std::mem::forget(self);
+        handle
+    }
+}
+
+impl<T> Drop for Reserved<'_, T> {
+    fn drop(&mut self) {
+        self.table.lock().spare.push(self.index);
+    }
+}
+
 impl<T> Table<T> {
     pub(crate) const fn new(kind: u32) -> Self {
         Table { kind, places: Mutex::new(Places { places: Vec::new(), spare: Vec::new() }) }
@@ -44,20 +67,19 @@ impl<T> Table<T> {
     /// [`FlexStatus::FLEX_INTERNAL`] if the table is full; the value is dropped.
     pub(crate) fn insert(&self, value: T) -> Result<u64, Failure> {
         let mut table = self.lock();
-        let index = match table.spare.pop() {
-            Some(index) => index,
-            None if table.places.len() == MAX_PLACES => {
-                drop(table);
-                return Err(Failure::fixed(FlexStatus::FLEX_INTERNAL, c"too many handles are in use"));
-            }
-            None => {
-                table.places.push(Place { generation: 1, value: None });
-                (table.places.len() - 1) as u32
-            }
+        let Some(index) = table.claim() else {
+            drop(table);
+            return Err(FULL);
         };
-        let place = &mut table.places[index as usize];
-        place.value = Some(value);
-        Ok(u64::from(place.generation) << 32 | u64::from(self.kind << INDEX_BITS | index))
+        Ok(table.fill(self.kind, index, value))
+    }
+
+    /// Sets a place aside, for a value that will have to be kept where nothing may fail.
+    ///
+    /// # Errors
+    /// [`FlexStatus::FLEX_INTERNAL`] if the table is full.
+    pub(crate) fn reserve(&self) -> Result<Reserved<'_, T>, Failure> {
+        Ok(Reserved { table: self, index: self.lock().claim().ok_or(FULL)? })
     }
 
     /// Lets `look` at the value of a handle, under the table's lock: it must only copy and count.
@@ -92,6 +114,25 @@ impl<T> Table<T> {
 }
 
 impl<T> Places<T> {
+    /// An empty place that nobody else gets; `None` if the table is full.
+    fn claim(&mut self) -> Option<u32> {
+        if let Some(index) = self.spare.pop() {
+            return Some(index);
+        }
+        if self.places.len() == MAX_PLACES {
+            return None;
+        }
+        self.places.push(Place { generation: 1, value: None });
+        Some((self.places.len() - 1) as u32)
+    }
+
+    /// Puts a value into a place that was claimed, and returns its handle.
+    fn fill(&mut self, kind: u32, index: u32, value: T) -> u64 {
+        let place = &mut self.places[index as usize];
+        place.value = Some(value);
+        u64::from(place.generation) << 32 | u64::from(kind << INDEX_BITS | index)
+    }
+
     /// The place that a handle names, if it is occupied by what the handle was made for.
     fn place(&mut self, kind: u32, handle: u64) -> Option<&mut Place<T>> {
         let word = handle as u32;
@@ -133,6 +174,18 @@ mod tests {
         }
         assert_eq!(other.take(handle), None);
         assert_eq!(table.take(handle), Some("value"));
+    }
+
+    #[test]
+    fn a_reserved_place_is_nobody_elses_until_it_is_filled_or_given_back() {
+        let table = Table::new(1);
+        let reserved = table.reserve().unwrap();
+        let other = insert(&table, "other");
+        assert_eq!(other as u32 & 1, 1, "the place beside it");
+        let handle = reserved.fill("value");
+        assert_eq!(table.take(handle), Some("value"));
+        drop(table.reserve().unwrap());
+        assert_eq!(insert(&table, "again") as u32, handle as u32, "the same place");
     }
 
     #[test]

@@ -177,6 +177,7 @@ fn no_unwind<R>(call: impl FnOnce() -> R) -> R {
 /// The callback may be replaced at any time, also while it runs: calls that run end with the old one. The previous
 /// callback goes to `*previous`, to be put back with `flex_restore_pressure_callback`, called with `flex_lock_call`,
 /// or given up with `flex_callback_release`; all 0 if there was none. If `previous` is null it is given up at once.
+/// `*previous` is written, under the allocator mutex, before the new callback can be called, which may read it.
 /// The devices of a Python process have one already, which collects garbage: keep it and call it.
 ///
 /// # Safety
@@ -226,11 +227,16 @@ fn replace(
     callback: Option<SharedCallback>,
     out: Option<Out<FlexCallback>>,
 ) -> Result<(), Failure> {
-    let previous = allocator.set_memory_pressure_callback(callback)?;
-    if let Some(out) = out {
-        let id = previous.map(|previous| CALLBACKS.insert(previous)).transpose()?.unwrap_or_default();
+    let Some(out) = out else {
+        drop(allocator.set_memory_pressure_callback(callback)?);
+        return Ok(());
+    };
+    let place = CALLBACKS.reserve()?;
+    // Under the mutex, and a call begins under the mutex: the new callback finds its predecessor.
+    allocator.exchange_memory_pressure_callback(callback, |previous| {
+        let id = previous.map(|previous| place.fill(previous)).unwrap_or_default();
         out.write(FlexCallback { id });
-    }
+    })?;
     Ok(())
 }
 

@@ -85,7 +85,10 @@ impl FlexAllocator {
         bytes: u64,
         directive: &AllocationDirective,
     ) -> Result<CompositeAddress, FlexError> {
-        let chunks = self.place(bytes, directive)?;
+        let chunks = match self.place_at_once(bytes, directive) {
+            Some(placed) => Chunks::from_elem(placed, 1),
+            None => self.place(bytes, directive)?,
+        };
         Ok(CompositeAddress::new(Arc::clone(&self.shared), chunks, bytes))
     }
 
@@ -98,6 +101,9 @@ impl FlexAllocator {
         bytes: u64,
         directive: &AllocationDirective,
     ) -> Result<(BlockHandle, Chunk), FlexError> {
+        if let Some(placed) = self.place_at_once(bytes, directive) {
+            return Ok((placed.handle, placed.chunk));
+        }
         directive.require_contiguous()?;
         let chunks = self.place(bytes, directive)?;
         let [placed] = chunks.as_slice() else { unreachable!("a bound request has one chunk") };
@@ -157,6 +163,15 @@ impl FlexAllocator {
         Ok(body())
     }
 
+    /// How many requests are registered for memory. For tests that end with nothing left behind.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    #[doc(hidden)]
+    pub fn registered_requests(&self) -> Result<usize, FlexError> {
+        Ok(self.lock()?.state()?.waiters.count())
+    }
+
     /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
     /// running is not interrupted.
     ///
@@ -166,8 +181,22 @@ impl FlexAllocator {
         &self,
         callback: Option<SharedCallback>,
     ) -> Result<Option<SharedCallback>, FlexError> {
+        self.exchange_memory_pressure_callback(callback, |previous| previous)
+    }
+
+    /// As [`set_memory_pressure_callback`](Self::set_memory_pressure_callback), for a new callback that looks for the
+    /// previous one: `keep` puts that where it looks, with the mutex held, so before its first call. It must do no
+    /// more than that: nothing that waits, runs foreign code or uses the allocator.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child; `keep` is not called then.
+    pub fn exchange_memory_pressure_callback<R>(
+        &self,
+        callback: Option<SharedCallback>,
+        keep: impl FnOnce(Option<SharedCallback>) -> R,
+    ) -> Result<R, FlexError> {
         let mut guard = self.lock()?;
-        Ok(std::mem::replace(&mut guard.state()?.callback, callback))
+        Ok(keep(std::mem::replace(&mut guard.state()?.callback, callback)))
     }
 
     /// One consistent snapshot of the statistics; memory whose free is pending is freed first.
@@ -257,6 +286,21 @@ impl FlexAllocator {
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.shared.device
+    }
+
+    /// The way most requests go: one chunk, found at the first look. `None` says nothing, [`place`](Self::place) does.
+    #[inline]
+    fn place_at_once(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        let shared = &*self.shared;
+        if shared.poison {
+            return None;
+        }
+        let mut guard = shared.lock().ok()?;
+        let state = guard.state().ok()?;
+        shared.drain(state);
+        let placed = state.arena.place_at_once(bytes, directive)?;
+        shared.prepare(&placed);
+        Some(placed)
     }
 
     fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {

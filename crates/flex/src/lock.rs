@@ -17,7 +17,7 @@ use crate::regions::Unserved;
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
 use crate::sync::MutexGuard;
-use crate::sync::atomic::{Ordering, fence};
+use crate::sync::atomic::Ordering;
 
 /// The locked allocator, as a memory-pressure callback gets it.
 ///
@@ -88,8 +88,8 @@ impl<'a> AllocatorGuard<'a> {
     /// From now on whoever frees memory serves the request before younger registered ones, until it ends.
     ///
     /// `waker`, if any, is woken once: when the request has been granted memory, which the next
-    /// [`search`](Self::search) returns, or when it ends; at once if it is registered already. It is called with no
-    /// allocator mutex of this allocator held, on the thread that freed the memory: it must neither wait nor panic.
+    /// [`search`](Self::search) returns, when another waker replaces it, or when the request ends. It is called with
+    /// the mutex of this allocator free, on the thread that freed the memory: it must neither wait nor panic.
     ///
     /// # Errors
     /// [`Forked`] in a forked child.
@@ -191,7 +191,17 @@ impl<'a> AllocatorGuard<'a> {
 }
 
 /// Releases the mutex, then wakes those who were granted memory.
-fn unlock(mut state: MutexGuard<'_, State>) {
+#[inline]
+fn unlock(state: MutexGuard<'_, State>) {
+    if state.waiters.has_woken() {
+        return unlock_and_wake(state);
+    }
+    drop(state);
+    rank::released();
+}
+
+#[cold]
+fn unlock_and_wake(mut state: MutexGuard<'_, State>) {
     let woken = state.waiters.take_woken();
     drop(state);
     rank::released();
@@ -243,8 +253,7 @@ impl Shared {
     pub(crate) fn after_unlock(&self) {
         loop {
             // A push comes here too: either it sees the mutex free, or its holder sees what was pushed.
-            fence(Ordering::SeqCst);
-            if self.pending.is_empty() || is_forked() {
+            if self.pending.is_empty_after_unlock() || is_forked() {
                 return;
             }
             let Ok(mut state) = self.mutex.try_lock().or_else(|error| match error {

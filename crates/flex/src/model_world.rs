@@ -250,7 +250,12 @@ impl Reclaimer for ModelInterpreter {
         let mark = GateCollection::begin();
         let found = self.run(true);
         drop(mark);
-        Collected { ran: found.is_some(), objects: found.unwrap_or(0), elapsed: Duration::ZERO }
+        Collected {
+            ran: found.is_some(),
+            interrupted: false,
+            objects: found.unwrap_or(0),
+            elapsed: Duration::ZERO,
+        }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 
 use crate::arena::BlockHandle;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::newest;
 
 /// At most this many blocks are drained in one hold of the mutex: a long drain is an unbounded critical section.
 pub(crate) const DRAIN_LIMIT: usize = if cfg!(all(test, loom)) { 2 } else { 256 };
@@ -84,13 +85,10 @@ impl PendingFrees {
             return false;
         }
         loop {
-            // Release publishes the link; the caller's fence, in `Shared::after_unlock`, orders the push before its look at the mutex.
-            match self.head.compare_exchange_weak(
-                head,
-                handle.index + 1,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            // Release publishes the link. Acquire orders the push before the caller's look at the mutex: whoever has
+            // released that without seeing the push did so before.
+            match self.head.compare_exchange_weak(head, handle.index + 1, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => return true,
                 Err(current) => {
                     head = current;
@@ -104,6 +102,13 @@ impl PendingFrees {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head.load(Ordering::Relaxed) == 0 && self.backlog.load(Ordering::Relaxed) == 0
+    }
+
+    /// As [`is_empty`](Self::is_empty), for a thread that has just released the mutex: it sees every push whose thread
+    /// found the mutex taken by this one.
+    #[inline]
+    pub(crate) fn is_empty_after_unlock(&self) -> bool {
+        newest(&self.head) == 0 && self.backlog.load(Ordering::Relaxed) == 0
     }
 
     /// Hands at most [`DRAIN_LIMIT`] queued blocks to `release`, oldest taken batch first. Called under the mutex.

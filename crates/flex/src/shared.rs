@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     /// Signalled, with the mutex, when a region has been acquired or released.
     pub(crate) region_changed: Condvar,
     pub(crate) pending: PendingFrees,
-    /// Raised before a free looks at the mutex, lowered when its block is back or pending.
+    /// Raised by a free that found the mutex taken, lowered when its block is back or pending.
     pub(crate) frees_in_flight: AtomicUsize,
     pub(crate) counters: Arc<PressureCounters>,
     /// Fill fresh and freed blocks with a pattern.
@@ -45,9 +45,13 @@ impl Shared {
     /// Drains at most one batch of pending frees and serves registered requests with what came free.
     #[inline]
     pub(crate) fn drain(&self, state: &mut State) {
-        if self.pending.is_empty() {
-            return;
+        if !self.pending.is_empty() {
+            self.drain_some(state);
         }
+    }
+
+    #[cold]
+    fn drain_some(&self, state: &mut State) {
         self.pending.drain(|handle| {
             let released = state.arena.release(handle);
             debug_assert!(released.is_ok(), "a queued block is live: {released:?}");
@@ -58,7 +62,7 @@ impl Shared {
     /// Places a request, or says why not.
     pub(crate) fn place(&self, state: &mut State, request: &Request) -> Result<Chunks, Unplaced> {
         let chunks = state.arena.place(request)?;
-        self.prepare(&chunks);
+        chunks.iter().for_each(|placed| self.prepare(placed));
         Ok(chunks)
     }
 
@@ -67,7 +71,7 @@ impl Shared {
         let State { arena, waiters, .. } = state;
         waiters.serve(|placement| match arena.place(placement) {
             Ok(chunks) => {
-                self.prepare(&chunks);
+                chunks.iter().for_each(|placed| self.prepare(placed));
                 Some(chunks)
             }
             Err(unplaced) => {
@@ -89,7 +93,6 @@ impl Shared {
         if is_forked() {
             return Ok(());
         }
-        let _in_flight = InFlight::new(&self.frees_in_flight);
         if collecting::kind().is_some()
             && let Some(units) = self.pending.size_units(handle)
         {
@@ -103,10 +106,10 @@ impl Shared {
             shared.drain(state);
             return Ok(());
         }
+        let _in_flight = InFlight::new(&self.frees_in_flight);
         if !self.pending.push(handle) {
             return Err(unknown(handle));
         }
-        // Its fence orders the push before its look at the mutex.
         self.after_unlock();
         Ok(())
     }
@@ -129,10 +132,10 @@ impl Shared {
         filled.map_err(FlexError::Device)
     }
 
-    fn prepare(&self, chunks: &Chunks) {
-        for placed in chunks {
-            self.pending.prepare(placed.handle, (placed.chunk.size_bytes / ALIGNMENT_BYTES) as u32);
-        }
+    /// Readies a block for its free, before it is handed out.
+    #[inline]
+    pub(crate) fn prepare(&self, placed: &Placed) {
+        self.pending.prepare(placed.handle, (placed.chunk.size_bytes / ALIGNMENT_BYTES) as u32);
     }
 }
 

@@ -136,6 +136,25 @@ fn frees_of_other_threads_reach_a_request_that_unlocked() {
 }
 
 #[test]
+fn statistics_fall_when_the_memory_is_free_not_when_its_free_is_pending() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let freed = Arc::new(Mutex::new(Vec::new()));
+    let (blocks, seen) = (hoard.clone(), Arc::clone(&freed));
+    set_callback(&allocator, move |guard, _| {
+        let blocks = blocks.clone();
+        thread::spawn(move || blocks.free_one()).join().unwrap();
+        // Pending, for this thread has the mutex; whoever reads drains first.
+        let statistics = guard.statistics().unwrap();
+        seen.lock().unwrap().push((statistics.allocated_bytes.current, statistics.free_bytes));
+        Verdict::GiveUp
+    });
+    drop(allocate(&allocator, 4 * KIB).unwrap());
+    assert_eq!(*freed.lock().unwrap(), [(15 * 4 * KIB, 4 * KIB)]);
+    check(&allocator, 15 * 4 * KIB);
+}
+
+#[test]
 fn frees_of_other_threads_never_wait_for_the_mutex() {
     let _watchdog = watchdog();
     let (allocator, hoard) = full();
@@ -326,4 +345,26 @@ fn a_waker_is_woken_once_when_memory_is_granted_or_the_request_ends() {
         drop(hoard.take());
         check(&allocator, 0);
     }
+}
+
+#[test]
+fn a_second_waker_takes_the_place_of_the_first() {
+    let _watchdog = watchdog();
+    let (allocator, hoard) = full();
+    let wakes = [(); 2].map(|()| Arc::new(CountWakes(AtomicU64::new(0))));
+    let (first, second) = (Arc::clone(&wakes[0]), Arc::clone(&wakes[1]));
+    let kept = hoard.clone();
+    set_callback(&allocator, move |guard, request| {
+        let count = || (first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst));
+        guard.register(request, Some(Waker::from(Arc::clone(&first)))).unwrap();
+        guard.register(request, Some(Waker::from(Arc::clone(&second)))).unwrap();
+        guard.register(request, None).unwrap();
+        guard.unlocked(|_| assert_eq!(count(), (1, 0), "the replaced one is woken")).unwrap();
+        guard.unlocked(|_| kept.free_one()).unwrap();
+        assert_eq!(count(), (1, 1), "memory was granted");
+        Verdict::GiveUp
+    });
+    drop(allocate(&allocator, 4 * KIB).unwrap());
+    drop(hoard.take());
+    check(&allocator, 0);
 }

@@ -15,6 +15,8 @@ mod collections;
 mod deadlines;
 #[path = "gate/grants.rs"]
 mod grants;
+#[path = "gate/hooks.rs"]
+mod hooks;
 #[path = "gate/many_threads.rs"]
 mod many_threads;
 #[path = "gate/reentrancy.rs"]

@@ -82,3 +82,14 @@ fn a_free_under_another_mutex_is_no_violation() {
     check(&first, 0);
     check(&second, 0);
 }
+
+#[test]
+fn the_previous_callback_is_handed_over_under_the_mutex() {
+    let allocator = allocator(KIB);
+    set_callback(&allocator, |_, _| Verdict::GiveUp);
+    let (text, previous) =
+        allocator.exchange_memory_pressure_callback(None, |previous| (panic_text(attach), previous)).unwrap();
+    assert_eq!(text.unwrap(), "lock order violated: tried to attach while holding an allocator mutex");
+    assert!(previous.is_some());
+    check(&allocator, 0);
+}

@@ -354,3 +354,21 @@ fn blocks_for_foreign_owners_go_the_same_way() {
     assert!(allocator.free_block(block).is_err());
     check(&allocator, 15 * 4 * KIB);
 }
+
+#[test]
+fn counters_reset_during_an_event_still_add_up() {
+    let _watchdog = watchdog();
+    let allocator = allocator(64 * KIB);
+    let hoard = Hoard::of(allocate_many(&allocator, 16, 4 * KIB));
+    let (handle, kept) = (allocator.clone(), hoard.clone());
+    set_callback(&allocator, move |guard, _| {
+        guard.unlocked(|_| handle.reset_pressure_statistics()).unwrap();
+        kept.free_one();
+        Verdict::GiveUp
+    });
+    drop(allocate(&allocator, 4 * KIB).unwrap());
+    let pressure = allocator.pressure_statistics();
+    assert_eq!((pressure.events, pressure.rescued, pressure.failed), (1, 1, 0));
+    drop(hoard.take());
+    check(&allocator, 0);
+}

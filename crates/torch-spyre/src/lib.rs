@@ -59,8 +59,9 @@ mod _C {
     mod testing {
         #[pymodule_export]
         use crate::bindings::testing::{
-            allocate_attached, allocate_native, allocate_with_pending_exception, join_native_attached,
-            validate, want_lock_of_allocating_thread, while_mutex_is_held,
+            allocate_attached, allocate_native, allocate_with_pending_exception, census,
+            join_native_attached, largest_free_bytes, request_maxima, validate, wait_for_gate,
+            want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

@@ -33,7 +33,11 @@ fn above(error: &OutOfMemory) -> String {
         }
         _ => (error.largest_region_bytes, "the largest region of the device"),
     };
-    format!(" The request is above {}, {what}; no collection could help.", human(limit))
+    let excess = match error.requested_bytes.checked_sub(limit) {
+        Some(excess) if human(error.requested_bytes) == human(limit) => format!(" {excess} bytes"),
+        _ => String::new(),
+    };
+    format!(" The request is{excess} above {}, {what}; no collection could help.", human(limit))
 }
 
 fn tried(reclaim: &ReclaimReport) -> String {
@@ -70,6 +74,11 @@ fn hints(text: &mut String, error: &OutOfMemory) {
     }
     if let Some(limit) = error.limit_bytes {
         let _ = write!(text, " The memory fraction set for the device allows {}.", human(limit));
+    }
+    if reclaim.hooks_timed_out {
+        text.push_str(
+            " The pressure hooks took until the deadline; see gc_timeout_ms in TORCH_SPYRE_ALLOC_CONF.",
+        );
     }
     if reclaim.timed_out {
         text.push_str(" A collection timed out; see gc_timeout_ms in TORCH_SPYRE_ALLOC_CONF.");

@@ -59,6 +59,35 @@ class Hoard {
     std::vector<Allocation> kept_;
 };
 
+// A callback for many threads: each event frees one of the hoard, for whoever registered first.
+auto frees_one_of(Hoard& hoard) {
+    return [&hoard](Lock& lock, const FlexPressureRequest&) {
+        lock.register_request();
+        unlocked(lock, [&] { hoard.free_one(); });
+        return FLEX_RETRY;
+    };
+}
+
+// Threads that allocate for the hoard until they are stopped.
+class Requesters {
+  public:
+    Requesters(const Allocator& allocator, Hoard& hoard, int count) {
+        for (int thread = 0; thread < count; ++thread) {
+            threads_.emplace_back([&] {
+                while (!stop_) hoard.put(allocator.allocate(BLOCK));
+            });
+        }
+    }
+    void stop() {
+        stop_ = true;
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+  private:
+    std::atomic<bool> stop_{false};
+    std::vector<std::thread> threads_;
+};
+
 struct Oops : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -243,26 +272,15 @@ TEST(a_callback_replaced_while_it_runs_ends_before_its_argument_does) {
 TEST(callbacks_are_replaced_while_threads_allocate) {
     Allocator allocator = Allocator::uniform(16 * BLOCK);
     Hoard hoard(allocator);
-    std::atomic<bool> stop{false};
-    const auto frees_one = [&](Lock& lock, const FlexPressureRequest&) {
-        lock.register_request();
-        unlocked(lock, [&] { hoard.free_one(); });
-        return FLEX_RETRY;
-    };
+    const auto frees_one = frees_one_of(hoard);
     allocator.set_pressure_callback(frees_one);
-    std::vector<std::thread> threads;
-    for (int thread = 0; thread < 4; ++thread) {
-        threads.emplace_back([&] {
-            while (!stop) hoard.put(allocator.allocate(BLOCK));
-        });
-    }
+    Requesters requesters(allocator, hoard, 4);
     for (int round = 0; round < 200; ++round) {
         flex::Callback previous = allocator.set_pressure_callback(frees_one);
         if (round % 2) previous = allocator.restore_pressure_callback(std::move(previous));
         CHECK(previous);
     }
-    stop = true;
-    for (std::thread& thread : threads) thread.join();
+    requesters.stop();
     CHECK(allocator.pressure_statistics().failed == 0);
 }
 
@@ -275,14 +293,15 @@ TEST(the_previous_callback_can_be_called_and_put_back) {
         unlocked(lock, [&] { hoard.free_one(); });
         return FLEX_GIVE_UP;
     }));
-    // The new callback finds the old one through a variable of the test's: it is set after the callback is.
     flex::Callback previous;
-    previous = allocator.set_pressure_callback([&](Lock& lock, const FlexPressureRequest&) {
-        ++second;
-        CHECK(lock.call(previous) == FLEX_GIVE_UP);
-        CHECK(lock.search());
-        return FLEX_GIVE_UP;
-    });
+    allocator.set_pressure_callback(
+        [&](Lock& lock, const FlexPressureRequest&) {
+            ++second;
+            CHECK(lock.call(previous) == FLEX_GIVE_UP);
+            CHECK(lock.search());
+            return FLEX_GIVE_UP;
+        },
+        previous);
     hoard.put(allocator.allocate(BLOCK));
     CHECK(first == 1 && second == 1);
     const flex::Callback chained = allocator.restore_pressure_callback(std::move(previous));
@@ -291,6 +310,35 @@ TEST(the_previous_callback_can_be_called_and_put_back) {
     CHECK(allocator.set_pressure_callback(nullptr));
     CAUGHT(flex::OutOfMemory, allocator.allocate(BLOCK));
     CHECK(first == 2);
+}
+
+// Threads call the new callback as soon as it is set: it must find the previous one then.
+TEST(the_previous_callback_is_there_before_the_new_one_is_called) {
+    struct Round {
+        Event called;
+        std::atomic<bool> missing{false};
+        flex::Callback previous;
+    };
+    Allocator allocator = Allocator::uniform(16 * BLOCK);
+    Hoard hoard(allocator);
+    const auto frees_one = frees_one_of(hoard);
+    allocator.set_pressure_callback(frees_one);
+    Requesters requesters(allocator, hoard, 2);
+    for (int number = 0; number < 100; ++number) {
+        const auto round = std::make_shared<Round>();
+        const auto calls_previous = [round](Lock& lock, const FlexPressureRequest&) {
+            if (!round->previous) round->missing = true;
+            const FlexVerdict verdict = round->previous ? lock.call(round->previous) : FLEX_RETRY;
+            round->called.set();
+            return verdict;
+        };
+        allocator.set_pressure_callback(calls_previous, round->previous);
+        round->called.wait();
+        CHECK(!round->missing);
+        allocator.set_pressure_callback(frees_one);
+    }
+    requesters.stop();
+    CHECK(allocator.pressure_statistics().failed == 0);
 }
 
 TEST(an_exception_of_a_callback_reaches_the_caller_of_allocate) {

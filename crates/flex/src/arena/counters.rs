@@ -6,7 +6,7 @@
 //! Protected by the allocator mutex.
 
 use super::Arena;
-use super::request::{Figures, Released, Request};
+use super::request::{Figures, Released};
 use crate::directive::MemoryType;
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
 use crate::units::ALIGNMENT_BYTES;
@@ -77,11 +77,17 @@ impl Counters {
 
     /// All chunks of a request are placed.
     #[inline]
-    pub(crate) fn placed(&mut self, request: &Request) {
-        let counters = self.of_mut(request.memory_type);
-        counters.allocated_bytes.increase(request.total_bytes());
-        counters.requested_bytes.increase(request.requested_bytes);
-        counters.allocation.increase(request.chunk_count() as u64);
+    pub(crate) fn placed(
+        &mut self,
+        memory_type: MemoryType,
+        total_bytes: u64,
+        requested_bytes: u64,
+        chunk_count: u64,
+    ) {
+        let counters = self.of_mut(memory_type);
+        counters.allocated_bytes.increase(total_bytes);
+        counters.requested_bytes.increase(requested_bytes);
+        counters.allocation.increase(chunk_count);
         counters.settle_split();
     }
 

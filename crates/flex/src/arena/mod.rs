@@ -89,6 +89,24 @@ impl Arena {
         Request::new(bytes, directive, self.domain_count)
     }
 
+    /// Places a request of one chunk, if a region that is there has a block for it. `None` says nothing more: what
+    /// else there is to try, or why it is in vain, [`place`](Self::place) knows.
+    #[inline]
+    pub(crate) fn place_at_once(&mut self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        let size_units = u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?;
+        let (domains, memory_type) = (directive.domains(), directive.memory_type());
+        let is_plain = directive.policy() == PlacementPolicy::Bind && self.limit_bytes.is_none();
+        if size_units == 0 || !is_plain || domains.iter().any(|domain| domain.0 >= self.domain_count) {
+            return None;
+        }
+        let wanted = Wanted { domains, memory_type, size_units };
+        let (_, slot) = self.next_region(&wanted, None)?;
+        let size_bytes = bytes_of(size_units);
+        let placed = self.carve(slot, size_units, (size_bytes - bytes) as u8, Search::ByZone)?;
+        self.counters.placed(memory_type, size_bytes, bytes, 1);
+        Some(placed)
+    }
+
     /// Places all chunks of a request or none.
     #[inline]
     pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
@@ -101,7 +119,8 @@ impl Arena {
             1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone)?]),
             _ => self.place_several(request, size_units)?,
         };
-        self.counters.placed(request);
+        let (total_bytes, count) = (request.total_bytes(), request.chunk_count() as u64);
+        self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count);
         Ok(chunks)
     }
 

@@ -86,7 +86,8 @@ impl Gate {
         }
     }
 
-    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for. A collection that was
+    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for; a hook is waited for in
+    /// any case, since it may share data with the thread that asked. A collection that was
     /// not waited for is cancelled if it has not begun, or waits for a foreign one, and lands; else it is abandoned, and
     /// lands when it ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, Missed> {
@@ -98,7 +99,7 @@ impl Gate {
                 return Ok(answer);
             }
             let left = petition.deadline.saturating_duration_since(now());
-            let missed = if petition.is_granted() {
+            let missed = if petition.is_granted() && !matches!(task, Task::Hook { .. }) {
                 Some(Missed::Granted)
             } else if self.is_closing() {
                 Some(SkipReason::Finalizing.into())
@@ -126,7 +127,7 @@ impl Gate {
         match job.task {
             Task::Hook { .. } => {
                 if running {
-                    state.hooks.goes_on_alone(missed != Missed::Granted);
+                    state.hooks.mark_overdue();
                 }
                 late
             }
@@ -178,7 +179,14 @@ impl Gate {
         let me = catch_unwind(AssertUnwindSafe(|| self.reclaimer.new_thread(&proof)));
         let Ok(mut state) = self.lock() else { return };
         state.starting_collectors -= 1;
-        let Ok(me) = me else { return };
+        let Ok(me) = me else {
+            if state.available_collectors() < state.jobs.len()
+                && let Some(job) = state.jobs.pop_front()
+            {
+                self.fail(&mut state, &job, SkipReason::Uninitialized);
+            }
+            return;
+        };
         state.resting_collectors.push(me);
         while !self.is_closing() {
             let Some(job) = state.jobs.pop_front() else {
@@ -222,6 +230,12 @@ impl Gate {
         if !state.resting_collectors.contains(&me) {
             state.resting_collectors.push(me);
         }
+        self.fail(&mut state, job, reason);
+        Ok(state)
+    }
+
+    /// Ends a job that nobody has answered.
+    fn fail(&self, state: &mut State, job: &Job, reason: SkipReason) {
         if job.answer(Answer::Failed(reason)) {
             match job.task {
                 Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason.into())),
@@ -230,7 +244,21 @@ impl Gate {
             }
             self.changed.notify_all();
         }
-        Ok(state)
+    }
+
+    /// A collector thread is about to serve a job, perhaps for long. Those behind it need another.
+    fn replace_collector<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        if state.available_collectors() >= state.jobs.len() {
+            return;
+        }
+        state.starting_collectors += 1;
+        drop(state);
+        if self.start_collector().is_err()
+            && let Ok(mut state) = self.lock()
+        {
+            // This one gets to them when it returns.
+            state.starting_collectors -= 1;
+        }
     }
 
     /// Answers one job, attached.
@@ -244,6 +272,7 @@ impl Gate {
                 return;
             }
             job.set_phase(Phase::Running);
+            self.replace_collector(state);
         }
         let answer = self.answer(proof, me, job);
         if is_forked() {

@@ -30,6 +30,12 @@ pub(super) struct Flight {
     overdue: bool,
 }
 
+impl Flight {
+    pub(super) fn is_overdue(&self) -> bool {
+        self.overdue
+    }
+}
+
 /// Why a collection did not run, or nobody waited for its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missed {
@@ -183,6 +189,7 @@ impl Gate {
             }
             let stopped = self.reclaimer.collections_stopped();
             let collected = self.reclaimer.collect(proof, generation);
+            petition.note_interrupt(collected.interrupted);
             if is_forked() {
                 return Err(SkipReason::Forked.into());
             }

@@ -9,6 +9,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::flight::Missed;
 use super::job::Task;
@@ -35,10 +36,21 @@ pub struct HookEvent {
     pub cause: PressureCause,
 }
 
+/// How a hook ended. What it freed is seen by the next search, not told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookOutcome {
+    /// It returned.
+    Done,
+    /// It failed, which has been reported.
+    Failed,
+    /// It was interrupted by the user: the interrupt is raised again when the request has ended.
+    Interrupted,
+}
+
 /// A hook of the program.
 pub trait PressureHook: Send + Sync {
-    /// Gives up what it can. The calling thread is attached. False if it failed.
-    fn run(&self, proof: &Unlocked<'_>, event: &HookEvent) -> bool;
+    /// Gives up what it can. The calling thread is attached.
+    fn run(&self, proof: &Unlocked<'_>, event: &HookEvent) -> HookOutcome;
 }
 
 /// Names a registered hook.
@@ -68,9 +80,9 @@ pub(super) struct Hooks {
     registered: u64,
     /// A request runs the hooks.
     running: bool,
-    /// A hook goes on although the request it ran for has left: it ends the run when it returns.
-    alone: bool,
-    /// The deadline of that request had passed. Later ones do not wait for the hook.
+    /// Its deadline. Others wait no longer for it.
+    deadline: Option<Instant>,
+    /// The deadline of the request that runs them passed. Later requests do not wait for it.
     overdue: bool,
     /// Runs that have ended.
     runs: u64,
@@ -126,28 +138,34 @@ impl Gate {
         Ok(())
     }
 
-    /// The first hook after `last`, in the order of calls.
-    pub(super) fn next_hook(&self, last: Option<Rank>) -> Option<(Rank, Arc<dyn PressureHook>)> {
+    /// The first hook of a run after `last`, in the order of calls.
+    pub(super) fn next_hook(
+        &self,
+        run: &HookRun<'_>,
+        last: Option<Rank>,
+    ) -> Option<(Rank, Arc<dyn PressureHook>)> {
         let state = self.lock().ok()?;
-        let next = state.hooks.table.iter().find(|(rank, _)| last.is_none_or(|last| *rank > last));
+        let mut table = state.hooks.table.iter().filter(|((_, id), _)| *id < run.end);
+        let next = table.find(|(rank, _)| last.is_none_or(|last| *rank > last));
         next.map(|(rank, hook)| (*rank, Arc::clone(hook)))
     }
 
-    /// Makes this request the one that runs the hooks. `None` if there are none, or after another request's run, for
-    /// which it waited.
-    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> Option<HookRun<'_>> {
+    /// Makes this request the one that runs the hooks, or waits for another request's run.
+    pub(super) fn enter_hooks(&self, proof: &Unlocked<'_>, petition: &Petition) -> HookTurn<'_> {
         {
-            let mut state = self.lock().ok()?;
+            let Ok(mut state) = self.lock() else { return HookTurn::Nothing };
             if state.hooks.table.is_empty() || self.is_closing() {
-                return None;
+                return HookTurn::Nothing;
             }
             if !state.hooks.running {
                 state.hooks.running = true;
-                return Some(HookRun { gate: self });
+                state.hooks.deadline = Some(petition.deadline);
+                let (number, end) = (state.hooks.runs, HookId(state.hooks.registered));
+                return HookTurn::Own(HookRun { gate: self, number, end });
             }
         }
         self.wait_detached(proof, petition, &mut || self.wait_for_hooks(petition));
-        None
+        HookTurn::Shared
     }
 
     fn wait_for_hooks(&self, petition: &Petition) {
@@ -155,7 +173,8 @@ impl Gate {
         let runs = state.hooks.runs;
         let goes_on = |hooks: &Hooks| hooks.running && hooks.runs == runs && !hooks.overdue;
         while goes_on(&state.hooks) && !self.is_closing() && !petition.is_granted() {
-            let left = petition.deadline.saturating_duration_since(now());
+            let deadline = state.hooks.deadline.map_or(petition.deadline, |run| run.min(petition.deadline));
+            let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
             }
@@ -164,15 +183,31 @@ impl Gate {
     }
 }
 
+/// What the hooks are to a request.
+pub(super) enum HookTurn<'a> {
+    /// There are none, or the gate closes.
+    Nothing,
+    /// Another request ran them, or runs them past its deadline.
+    Shared,
+    /// It runs them.
+    Own(HookRun<'a>),
+}
+
 /// The right to run the hooks, until dropped.
 pub(super) struct HookRun<'a> {
     gate: &'a Gate,
+    /// How many runs had ended when it began: a hook that was left behind ends the run, and then others may begin.
+    number: u64,
+    /// Hooks with this name and later ones were registered since: they are not of this run, or a hook that registers
+    /// another would make it endless.
+    end: HookId,
 }
 
 impl Drop for HookRun<'_> {
     fn drop(&mut self) {
         let Ok(mut state) = self.gate.lock() else { return };
-        if !state.hooks.alone {
+        // A hook that goes on past the deadline ends the run when it returns.
+        if state.hooks.runs == self.number && !state.hooks.overdue {
             state.hooks.end_run();
         }
         self.gate.changed.notify_all();
@@ -183,15 +218,22 @@ impl Hooks {
     /// Others may run the hooks.
     pub(super) fn end_run(&mut self) {
         self.running = false;
-        self.alone = false;
+        self.deadline = None;
         self.overdue = false;
         self.runs += 1;
     }
 
-    /// The request has left, and the hook that runs for it goes on.
-    pub(super) fn goes_on_alone(&mut self, overdue: bool) {
-        self.alone = true;
-        self.overdue = overdue;
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The hook that runs goes on past the deadline of its request.
+    pub(super) fn mark_overdue(&mut self) {
+        self.overdue = true;
     }
 }
 
@@ -200,7 +242,9 @@ pub(super) fn call(proof: &Unlocked<'_>, petition: &Petition, hook: &dyn Pressur
     // The requester's own thread is marked already.
     let _in_pressure = InPressure::begin();
     PressureCounters::add(&petition.counters.hooks_run, 1);
-    if !hook.run(proof, event) {
+    let outcome = hook.run(proof, event);
+    if outcome != HookOutcome::Done {
         PressureCounters::add(&petition.counters.hooks_failed, 1);
     }
+    petition.note_interrupt(outcome == HookOutcome::Interrupted);
 }

@@ -9,11 +9,13 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::flight::{Missed, Turn};
+use super::hooks::{HookRun, HookTurn};
 use super::{CollectPolicy, Gate, Generation, Petition, PolicySettings};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 use crate::pressure::collecting::{self, CollectionKind};
 use crate::pressure::{MemoryPressureCallback, PressureRequest, SkipReason, Verdict};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{now, thread};
 
 /// Full collections in a row that free no byte of the device before a request stops repeating them: other threads
@@ -26,8 +28,11 @@ const ROUNDS: u32 = 64;
 /// How long a request waits for a free that another thread has begun.
 const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 
-/// How long the interpreter may take to explain a failure.
-const HINTS_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the interpreter may take to explain a failure; on a busy machine attaching alone takes a while.
+const HINTS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The same after a request that has waited for the interpreter in vain.
+const LATE_HINTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A timeout that no request outlives.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -48,7 +53,10 @@ impl MemoryPressureCallback for Ladder {
         // In a forked child the allocator answers for itself.
         let _ = Climb::start(&self.gate, guard).and_then(|mut climb| {
             climb.run(guard, request)?;
-            guard.unlocked(|_| self.gate.reclaimer.request_ended())
+            if climb.petition.interrupted.load(Ordering::SeqCst) {
+                guard.unlocked(|_| self.gate.reclaimer.raise_interrupt())?;
+            }
+            Ok(())
         });
         Verdict::GiveUp
     }
@@ -87,7 +95,8 @@ impl<'a> Climb<'a> {
         let respect_disable = policy.collect == CollectPolicy::RespectDisable;
         let grant = gate.grant();
         let waker = Some(Waker::from(Arc::clone(&grant)));
-        let petition = Petition { entry, deadline, respect_disable, counters, grant };
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let petition = Petition { entry, deadline, respect_disable, counters, grant, interrupted };
         Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
@@ -114,7 +123,8 @@ impl<'a> Climb<'a> {
         let may_ask = self.petition.entry.unavailable.is_none()
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
-            let petition = Petition { deadline: now() + HINTS_TIMEOUT, ..self.petition.clone() };
+            let timeout = if request.report.timed_out { LATE_HINTS_TIMEOUT } else { HINTS_TIMEOUT };
+            let petition = Petition { deadline: now() + timeout, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
@@ -126,31 +136,54 @@ impl<'a> Climb<'a> {
         self.petition.entry.unavailable.is_none() && request.report.skipped != Some(SkipReason::Reentrant)
     }
 
-    /// Calls the hooks until a search succeeds; then collects once more, since what a hook dropped may be cyclic.
+    /// Calls the hooks, or lets another request call them; then collects once more, since what a hook dropped may be
+    /// cyclic. (Without a GIL it may also wait for a collection to count the references of the thread that made it.)
     fn run_hooks(
         &mut self,
         guard: &mut AllocatorGuard<'_>,
         request: &mut PressureRequest,
     ) -> Result<(), Forked> {
-        let Some(run) = guard.unlocked(|proof| self.gate.enter_hooks(proof, &self.petition))? else {
-            return Ok(());
+        let called = match guard.unlocked(|proof| self.gate.enter_hooks(proof, &self.petition))? {
+            HookTurn::Nothing => false,
+            HookTurn::Shared => true,
+            HookTurn::Own(run) => self.call_hooks(guard, request, run)?,
         };
+        if !called || self.why_not().is_some() || self.petition.is_late() {
+            return Ok(());
+        }
+        // One that is running may have begun before the cache was dropped.
+        self.since_epoch = guard.unlocked(|_| self.gate.epoch())?;
+        loop {
+            if guard.search(request)? || !matches!(self.step(guard, request, Generation::Full)?, Step::Shared)
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Calls the hooks until a search succeeds; false if there was none to call.
+    fn call_hooks(
+        &mut self,
+        guard: &mut AllocatorGuard<'_>,
+        request: &mut PressureRequest,
+        run: HookRun<'_>,
+    ) -> Result<bool, Forked> {
         let (mut last, mut attempt) = (None, 0);
-        while let Some((rank, hook)) = guard.unlocked(|_| self.gate.next_hook(last))? {
+        while let Some((rank, hook)) = guard.unlocked(|_| self.gate.next_hook(&run, last))? {
             last = Some(rank);
             attempt += 1;
             let event = guard.hook_event(request, attempt)?;
             let called = guard.unlocked(|proof| self.gate.run_hook(proof, &self.petition, hook, event))?;
-            request.report.timed_out |= called == Err(Missed::Skipped(SkipReason::Timeout));
-            if guard.search(request)? || called.is_err() {
+            if guard.search(request)? {
+                break;
+            }
+            request.report.hooks_timed_out |= self.petition.is_late();
+            if called.is_err() || self.petition.is_late() {
                 break;
             }
         }
         guard.unlocked(|_| drop(run))?;
-        if attempt > 0 && !guard.search(request)? && self.why_not().is_none() && !self.petition.is_late() {
-            self.step(guard, request, Generation::Full)?;
-        }
-        Ok(())
+        Ok(attempt > 0)
     }
 
     /// Why this request may not collect, known before trying.
@@ -262,18 +295,17 @@ impl<'a> Climb<'a> {
 
     /// Somebody else's collection did not count: go on, unless there is no time left.
     fn unshared(&self, request: &mut PressureRequest) -> Step {
-        if self.petition.is_granted() {
+        let reason = if self.gate.is_closing() {
+            SkipReason::Finalizing
+        } else if self.petition.is_late() {
+            SkipReason::Timeout
+        } else {
             return Step::Shared;
+        };
+        if !self.petition.is_granted() {
+            skip(request, reason);
         }
-        if self.gate.is_closing() {
-            skip(request, SkipReason::Finalizing);
-            return Step::Skipped;
-        }
-        if self.petition.is_late() {
-            skip(request, SkipReason::Timeout);
-            return Step::Skipped;
-        }
-        Step::Shared
+        Step::Skipped
     }
 }
 

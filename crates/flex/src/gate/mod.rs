@@ -5,6 +5,7 @@
 //! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
 //! thread has the deadline of the request; an attached thread detaches for it.
 
+mod census;
 mod collector;
 mod flight;
 mod hooks;
@@ -22,7 +23,9 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-pub use hooks::{HookEvent, HookId, PressureHook};
+#[doc(hidden)]
+pub use census::Census;
+pub use hooks::{HookEvent, HookId, HookOutcome, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
 pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
 
@@ -62,6 +65,8 @@ struct State {
     landings: VecDeque<Landing>,
     jobs: VecDeque<Arc<Job>>,
     hooks: Hooks,
+    /// Threads in [`Gate::wait`]. Nothing is decided by it: tests ask for it.
+    waiting: usize,
     /// Collector threads that have been started and did not get here yet.
     starting_collectors: usize,
     /// Collector threads that wait for a job.
@@ -82,6 +87,8 @@ struct Petition {
     respect_disable: bool,
     counters: Arc<PressureCounters>,
     grant: Arc<Grant>,
+    /// A hook or a collection that ran for it was interrupted by the user, on whatever thread.
+    interrupted: Arc<AtomicBool>,
 }
 
 /// Tells a request that sleeps at the gate that it has been granted memory: the waker it registers with.
@@ -106,6 +113,12 @@ impl Wake for Grant {
 impl Petition {
     fn is_late(&self) -> bool {
         now() >= self.deadline
+    }
+
+    fn note_interrupt(&self, interrupted: bool) {
+        if interrupted {
+            self.interrupted.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Whether the request has been granted memory: there is nothing to wait for any more. A hint, the search tells.
@@ -143,7 +156,12 @@ impl Gate {
 
     /// Changes the settings for requests that begin afterwards.
     pub fn set_policy(&self, settings: PolicySettings) {
-        self.policy.set(settings);
+        self.policy.update(|current| *current = settings);
+    }
+
+    /// Changes some of the settings, and leaves the others to those who change them at the same time.
+    pub fn update_policy(&self, change: impl FnOnce(&mut PolicySettings)) {
+        self.policy.update(change);
     }
 
     /// To be called when a collection was seen to stop, on any thread: those who wait for it look again.
@@ -152,14 +170,15 @@ impl Gate {
     }
 
     /// Closes the gate at interpreter exit: no collection begins afterwards, and requests that wait for one end.
-    /// Waits, bounded, for the collection in flight. The calling thread must be detached.
+    /// Waits, bounded, for the collection in flight, unless somebody waited for that in vain already. The calling
+    /// thread must be detached.
     pub fn close(&self) {
         let Ok(mut state) = self.lock() else { return };
         self.closing.store(true, Ordering::SeqCst);
         self.changed.notify_all();
         self.work.notify_all();
         let deadline = now() + CLOSE_TIMEOUT;
-        while state.flight.is_some() {
+        while state.flight.is_some_and(|flight| !flight.is_overdue()) {
             let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return;
@@ -191,7 +210,10 @@ impl Gate {
     }
 
     /// Waits for a change, at most for `timeout`. The caller looks at the state again in any case.
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+        state.waiting -= 1;
+        state
     }
 }

@@ -42,6 +42,7 @@ impl World {
             respect_disable: false,
             counters: Arc::default(),
             grant,
+            interrupted: Arc::default(),
         };
         match self.gate.collect(&proof, &petition, Generation::Full) {
             Turn::Own(outcome) => (outcome, true),

@@ -1,6 +1,8 @@
-//! When the ladder may collect, and how long it may take. Atomics: read at the start of each request, set any time.
+//! When the ladder may collect, and how long it may take. Atomics, read at the start of each request. Lock: `changing`,
+//! a leaf, for those who change them.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// When pressure may run the collector.
@@ -38,6 +40,7 @@ pub(super) struct Policy {
     collect: AtomicU8,
     escalate: AtomicBool,
     timeout_ms: AtomicU64,
+    changing: Mutex<()>,
 }
 
 impl Policy {
@@ -46,12 +49,20 @@ impl Policy {
             collect: AtomicU8::new(0),
             escalate: AtomicBool::new(false),
             timeout_ms: AtomicU64::new(0),
+            changing: Mutex::new(()),
         };
         policy.set(settings);
         policy
     }
 
-    pub(super) fn set(&self, settings: PolicySettings) {
+    pub(super) fn update(&self, change: impl FnOnce(&mut PolicySettings)) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut settings = self.get();
+        change(&mut settings);
+        self.set(settings);
+    }
+
+    fn set(&self, settings: PolicySettings) {
         self.collect.store(settings.collect as u8, Ordering::Relaxed);
         self.escalate.store(settings.escalate, Ordering::Relaxed);
         let milliseconds = u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -69,5 +80,27 @@ impl Policy {
             escalate: self.escalate.load(Ordering::Relaxed),
             timeout: Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed)),
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_different_settings_at_the_same_time_are_all_kept() {
+        let policy = Policy::new(PolicySettings::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for milliseconds in 1..=10_000 {
+                    policy.update(|settings| settings.timeout = Duration::from_millis(milliseconds));
+                    assert_eq!(policy.get().timeout, Duration::from_millis(milliseconds));
+                }
+            });
+            for turn in 0..10_000 {
+                policy.update(|settings| settings.escalate = turn % 2 == 0);
+                assert_eq!(policy.get().escalate, turn % 2 == 0);
+            }
+        });
     }
 }

@@ -44,6 +44,8 @@ pub enum Generation {
 pub struct Collected {
     /// It really ran on this thread during the call. Otherwise another thread is collecting.
     pub ran: bool,
+    /// The user interrupted it.
+    pub interrupted: bool,
     /// Unreachable objects found.
     pub objects: u64,
     /// How long it took.
@@ -96,9 +98,9 @@ pub trait Reclaimer: Send + Sync + 'static {
     /// A number that grows whenever a collection is seen to stop, on any thread. A hint.
     fn collections_stopped(&self) -> u64;
 
-    /// Called when a request leaves the ladder, on its thread, attached or not: what was put off meanwhile may be
-    /// raised again. By default nothing.
-    fn request_ended(&self) {}
+    /// Raises an interrupt of the user again that came in a hook or a collection: called when the request that it ran
+    /// for leaves the ladder, on its thread, attached or not. By default nothing.
+    fn raise_interrupt(&self) {}
 
     /// Keeps a thread that must not return into a dying interpreter: returns at `deadline`, or never.
     fn hold_at_exit(&self, entry: &Entry, deadline: Instant);

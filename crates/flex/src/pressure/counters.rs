@@ -14,6 +14,8 @@ macro_rules! counters {
         pub struct PressureCounters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) skipped: [AtomicU64; SkipReason::ALL.len()],
+            /// How often the counters were reset.
+            resets: AtomicU64,
             /// As `reclaimed_bytes`, since the start.
             reclaimed_ever: AtomicU64,
             /// As `collection_freed_bytes`, since the start.
@@ -39,6 +41,7 @@ macro_rules! counters {
 
             /// Sets every counter to 0. What the ladder measures progress by goes on.
             pub fn reset(&self) {
+                self.resets.fetch_add(1, Ordering::SeqCst);
                 $(self.$name.store(0, Ordering::Relaxed);)*
                 for skipped in &self.skipped {
                     skipped.store(0, Ordering::Relaxed);
@@ -75,11 +78,20 @@ counters! {
     hooks_run,
     /// Those that failed.
     hooks_failed,
+    /// The longest that one request was under pressure, from its failed search to its end.
+    request_max_ns,
+    /// The most collections that one request ran by itself.
+    request_max_collections,
 }
 
 impl PressureCounters {
     pub(crate) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// How often the counters were reset so far: an event that ends after one counts as begun after it too.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::SeqCst)
     }
 
     pub(crate) fn count_skip(&self, reason: SkipReason) {
@@ -93,6 +105,13 @@ impl PressureCounters {
         Self::add(if full { &self.full_collections } else { &self.young_collections }, 1);
         Self::add(&self.collection_time_ns, nanoseconds);
         self.collection_max_ns.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a request that was under pressure.
+    pub(crate) fn count_request(&self, elapsed: Duration, own_collections: u32) {
+        let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.request_max_ns.fetch_max(nanoseconds, Ordering::Relaxed);
+        self.request_max_collections.fetch_max(own_collections.into(), Ordering::Relaxed);
     }
 
     /// Counts bytes whose free began inside the collection that runs on this thread.

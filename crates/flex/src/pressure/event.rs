@@ -1,5 +1,7 @@
 //! One pressure event from the failed search to its end. Lock: entered and left with the allocator mutex held.
 
+use std::time::Instant;
+
 use tracing::debug;
 
 use super::collecting::InPressure;
@@ -11,6 +13,7 @@ use crate::arena::{Chunks, Request};
 use crate::error::{FlexError, OutOfMemory};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
+use crate::sync::now;
 
 /// What an event leaves for the time after the guard: dropping a replaced callback and logging may run foreign code.
 #[derive(Default)]
@@ -52,13 +55,17 @@ pub(crate) fn exhausted(
 struct Event<'g, 'a> {
     guard: &'g mut AllocatorGuard<'a>,
     request: PressureRequest,
+    began: Instant,
+    /// Resets of the counters before it.
+    resets: u64,
     rescued: bool,
 }
 
 impl<'g, 'a> Event<'g, 'a> {
     fn begin(guard: &'g mut AllocatorGuard<'a>, request: PressureRequest) -> Self {
+        let resets = guard.counters().resets();
         PressureCounters::add(&guard.counters().events, 1);
-        Event { guard, request, rescued: false }
+        Event { guard, request, began: now(), resets, rescued: false }
     }
 
     /// Calls the callback until a search succeeds or it gives up.
@@ -100,6 +107,9 @@ impl<'g, 'a> Event<'g, 'a> {
 impl Drop for Event<'_, '_> {
     fn drop(&mut self) {
         let counters = self.guard.counters();
+        if counters.resets() != self.resets {
+            PressureCounters::add(&counters.events, 1);
+        }
         PressureCounters::add(if self.rescued { &counters.rescued } else { &counters.failed }, 1);
         if self.rescued && self.request.own_collections == 0 {
             PressureCounters::add(&counters.coalesced, 1);
@@ -110,6 +120,7 @@ impl Drop for Event<'_, '_> {
         {
             counters.count_skip(reason);
         }
+        counters.count_request(now().saturating_duration_since(self.began), self.request.own_collections);
         give_back(self.guard, &mut self.request);
     }
 }

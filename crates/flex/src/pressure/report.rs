@@ -81,6 +81,8 @@ pub struct ReclaimReport {
     pub skipped: Option<SkipReason>,
     /// The deadline of the request passed while it waited or collected.
     pub timed_out: bool,
+    /// The deadline of the request passed while it ran user hooks.
+    pub hooks_timed_out: bool,
     /// What the interpreter had to say.
     pub hints: Hints,
 }

@@ -30,10 +30,18 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Registers a request; a second time it keeps its place.
+    /// Registers a request; a second time it keeps its place, and a new waker replaces the one before, which is woken.
     pub(crate) fn register(&mut self, request: &mut PressureRequest, waker: Option<Waker>) {
-        if request.ticket.is_some() || request.granted.is_some() {
+        if request.granted.is_some() {
             self.to_wake.extend(waker);
+            return;
+        }
+        if let Some(waiter) = request.ticket.and_then(|ticket| self.find(ticket)) {
+            let replaced = match waker {
+                Some(waker) if waiter.granted.is_none() => waiter.waker.replace(waker),
+                waker => waker,
+            };
+            self.to_wake.extend(replaced);
             return;
         }
         let ticket = Ticket(self.next_ticket);
@@ -44,7 +52,11 @@ impl Waiters {
 
     /// Takes what a request was granted since it last looked.
     pub(crate) fn collect(&mut self, ticket: Ticket) -> Option<Chunks> {
-        self.queue.iter_mut().find(|waiter| waiter.ticket == ticket)?.granted.take()
+        self.find(ticket)?.granted.take()
+    }
+
+    fn find(&mut self, ticket: Ticket) -> Option<&mut Waiter> {
+        self.queue.iter_mut().find(|waiter| waiter.ticket == ticket)
     }
 
     /// Ends a registration and returns what was granted and not taken.
@@ -56,12 +68,12 @@ impl Waiters {
     }
 
     /// Whether somebody is to be woken.
+    #[inline]
     pub(crate) fn has_woken(&self) -> bool {
         !self.to_wake.is_empty()
     }
 
     /// Who is to be woken, by the thread that has just released the mutex.
-    #[inline]
     pub(crate) fn take_woken(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.to_wake)
     }
@@ -77,6 +89,11 @@ impl Waiters {
                 }
             }
         }
+    }
+
+    /// How many requests are registered.
+    pub(crate) fn count(&self) -> usize {
+        self.queue.len()
     }
 
     /// Every block that was granted and not taken yet.

@@ -32,18 +32,20 @@ pub(crate) use checked_thread_local as thread_local;
 
 pub(crate) mod atomic {
     pub(crate) use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+}
 
-    /// A fence, unless a mutant goes without; see [`without_fences`](super::without_fences).
-    pub(crate) fn fence(ordering: Ordering) {
-        if !super::WITHOUT_FENCES.get() {
-            super::checker::sync::atomic::fence(ordering);
-        }
+/// What `sync` says of it, unless a mutant reads plainly; see [`with_plain_reads`].
+pub(crate) fn newest(value: &atomic::AtomicU32) -> u32 {
+    use atomic::Ordering;
+    if PLAIN_READS.get() {
+        return value.load(Ordering::Relaxed);
     }
+    value.compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed).unwrap_or_else(|value| value)
 }
 
 std::thread_local! {
     // A model runs all its threads as coroutines of the thread that runs the test.
-    static WITHOUT_FENCES: Cell<bool> = const { Cell::new(false) };
+    static PLAIN_READS: Cell<bool> = const { Cell::new(false) };
     static STEP: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static BEGINNING: Instant = Instant::now();
     static SPAWNED: RefCell<Vec<checker::thread::JoinHandle<()>>> = const { RefCell::new(Vec::new()) };
@@ -82,15 +84,15 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
     println!("{name}: {executions:?} executions, preemptions at most {:?}", builder.preemption_bound);
 }
 
-/// Runs a mutant: the code without its fences, to see that its model would notice.
-pub(crate) fn without_fences<R>(body: impl FnOnce() -> R) -> R {
+/// Runs a mutant: the code with a plain read in place of [`newest`], to see that its model would notice.
+pub(crate) fn with_plain_reads<R>(body: impl FnOnce() -> R) -> R {
     struct Restore;
     impl Drop for Restore {
         fn drop(&mut self) {
-            WITHOUT_FENCES.set(false);
+            PLAIN_READS.set(false);
         }
     }
-    WITHOUT_FENCES.set(true);
+    PLAIN_READS.set(true);
     let _restore = Restore;
     body()
 }

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Scope;
 use std::time::Duration;
 
 use flex::gate::{Gate, PolicySettings};
 use flex::pressure::{PressureStatistics, SkipReason};
 use flex::{CompositeAddress, FlexAllocator, FlexError};
 
-use crate::interpreter::FakeInterpreter;
+use crate::interpreter::{FakeInterpreter, PausedFinalizer};
 use crate::support::*;
 
 /// Size of most allocations: the device holds sixteen.
@@ -26,7 +27,7 @@ pub struct World {
 
 impl World {
     pub fn new() -> World {
-        World::with(PolicySettings { timeout: Duration::from_secs(30), ..PolicySettings::default() })
+        World::with(PolicySettings { timeout: patience() * 3 / 4, ..PolicySettings::default() })
     }
 
     pub fn with_timeout(timeout: Duration) -> World {
@@ -67,7 +68,7 @@ impl World {
 
     /// Waits until so many requests have failed their first search.
     pub fn wait_for_events(&self, count: u64) {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + patience();
         while self.pressure().events < count {
             assert!(std::time::Instant::now() < end, "{count} events");
             std::thread::yield_now();
@@ -76,11 +77,22 @@ impl World {
 
     /// Waits until so many full collections have been counted.
     pub fn wait_for_collections(&self, count: u64) {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + patience();
         while self.pressure().full_collections < count {
             assert!(std::time::Instant::now() < end, "{count} collections");
             std::thread::yield_now();
         }
+    }
+
+    /// A collection of the program's own, on a thread of its own, that stands still in a finalizer.
+    pub fn paused_program_collection<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+    ) -> PausedFinalizer {
+        let finalizer = self.interpreter.pause_in_finalizer();
+        scope.spawn(move || self.interpreter.python_thread(|| self.interpreter.user_collect()));
+        wait(&finalizer.entered);
+        finalizer
     }
 
     /// Events, rescued, failed.

@@ -58,6 +58,7 @@ pub struct FakeInterpreter {
     /// Panics, by place; each once.
     pub panic_in_collect: AtomicBool,
     pub panic_in_attach: AtomicBool,
+    pub panic_in_new_thread: AtomicBool,
     pub collector_threads: AtomicUsize,
     pub young_runs: AtomicU64,
     pub full_runs: AtomicU64,
@@ -310,7 +311,12 @@ impl Reclaimer for FakeInterpreter {
         let mark = GateCollection::begin();
         let found = self.run(generation, true);
         drop(mark);
-        Collected { ran: found.is_some(), objects: found.unwrap_or(0), elapsed: began.elapsed() }
+        Collected {
+            ran: found.is_some(),
+            interrupted: false,
+            objects: found.unwrap_or(0),
+            elapsed: began.elapsed(),
+        }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -340,6 +346,9 @@ impl Reclaimer for FakeInterpreter {
     }
 
     fn new_thread(&self, _proof: &Unlocked<'_>) -> ThreadToken {
+        if self.panic_in_new_thread.swap(false, Ordering::SeqCst) {
+            panic!("no thread state");
+        }
         self.collector_threads.fetch_add(1, Ordering::SeqCst);
         self.ensure_state();
         ThreadToken(TOKEN.get())

@@ -112,13 +112,17 @@ pub fn check(allocator: &FlexAllocator, allocated_bytes: u64) {
     }
 }
 
-/// How long a test waits for another thread before it gives up: far more than anything takes.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+/// How long a test waits for another thread before it gives up: far more than anything takes. The mutants, which often
+/// make tests wait in vain, shorten it.
+pub fn patience() -> Duration {
+    let given = std::env::var("FLEX_TEST_PATIENCE_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(given.unwrap_or(40))
+}
 
 /// Waits for an event of another thread.
 #[track_caller]
 pub fn wait<T>(events: &mpsc::Receiver<T>) -> T {
-    events.recv_timeout(PATIENCE).expect("an event of another thread")
+    events.recv_timeout(patience()).expect("an event of another thread")
 }
 
 /// Ends the test process, with the names of its threads, unless dropped within a minute.

@@ -22,6 +22,8 @@ fn an_attached_thread_collects_inline() {
     assert_eq!(pressure.reclaimed_bytes, BLOCKS as u64 * BLOCK);
     assert_eq!(pressure.collection_freed_bytes, pressure.reclaimed_bytes);
     assert!(pressure.collection_max_ns > 0 && pressure.collection_max_ns <= pressure.collection_time_ns);
+    assert_eq!(pressure.request_max_collections, 1);
+    assert!(pressure.request_max_ns >= pressure.collection_max_ns);
     drop(rescued);
 }
 

@@ -86,10 +86,8 @@ fn a_mark_from_before_a_gap_is_no_reason_to_fail() {
     for shares in [true, false] {
         let world = World::new();
         world.fill_with_garbage();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             // A flight that waits for the program's collection.
             let first = shares.then(|| {
                 let first = scope.spawn(|| world.interpreter.python_thread(|| world.allocate()).unwrap());

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use flex::gate::Census;
 use flex::pressure::SkipReason;
 
 use crate::gate_world::*;
@@ -84,23 +85,53 @@ fn a_foreign_collection_is_waited_for() {
     for attached in [true, false] {
         let world = World::new();
         world.fill_with_garbage();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             let request = scope.spawn(|| {
                 let allocate = || world.allocate().unwrap();
                 if attached { world.interpreter.python_thread(allocate) } else { allocate() }
             });
             // Ours was refused, so the request knows of the foreign one.
             world.interpreter.wait_for_refused(1);
+            // A detached one waits for the collector thread, and that for the foreign collection.
+            let waiting = if attached { 1 } else { 2 };
+            while (world.gate.census().waiting, world.gate.census().behind_foreign) != (waiting, 1) {
+                thread::yield_now();
+            }
             finalizer.go_on.send(()).unwrap();
             drop(request.join().unwrap());
         });
+        assert_eq!(world.gate.census(), Census::default());
         let pressure = world.pressure();
         assert_eq!((pressure.rescued, pressure.failed, pressure.collectors_abandoned), (1, 0, 0));
         assert_eq!(pressure.reclaimed_bytes, 0, "the foreign one freed it");
+        assert_eq!(
+            world.skipped(SkipReason::Timeout),
+            0,
+            "it could end, since nobody waited for it attached"
+        );
         assert_eq!(pressure.collection_freed_bytes, BLOCKS as u64 * BLOCK);
+    }
+}
+
+#[test]
+fn a_foreign_collection_that_stops_does_not_count_as_ours() {
+    for attached in [true, false] {
+        let world = World::new();
+        let live = world.fill();
+        thread::scope(|scope| {
+            let finalizer = world.paused_program_collection(scope);
+            // It has begun, and will not see this garbage.
+            world.interpreter.add_garbage(live);
+            let request = scope.spawn(|| {
+                let allocate = || world.allocate().unwrap();
+                if attached { world.interpreter.python_thread(allocate) } else { allocate() }
+            });
+            world.interpreter.wait_for_refused(1);
+            finalizer.go_on.send(()).unwrap();
+            drop(request.join().unwrap());
+        });
+        assert_eq!((world.events(), world.collections()), ((1, 1, 0), (0, 1)));
     }
 }
 
@@ -109,11 +140,8 @@ fn a_foreign_collection_that_never_ends_is_no_stuck_collector() {
     for attached in [true, false] {
         let world = World::with_timeout(Duration::from_millis(150));
         let live = world.fill();
-        let finalizer = world.interpreter.pause_in_finalizer();
         thread::scope(|scope| {
-            let foreign =
-                scope.spawn(|| world.interpreter.python_thread(|| world.interpreter.user_collect()));
-            wait(&finalizer.entered);
+            let finalizer = world.paused_program_collection(scope);
             for failures in 1..=2 {
                 let report = expect_out_of_memory(if attached {
                     world.interpreter.python_thread(|| world.allocate())
@@ -125,7 +153,6 @@ fn a_foreign_collection_that_never_ends_is_no_stuck_collector() {
                 assert_eq!(world.skipped(SkipReason::Timeout), failures);
             }
             finalizer.go_on.send(()).unwrap();
-            foreign.join().unwrap();
         });
         assert_eq!(world.pressure().collectors_abandoned, 0);
         drop(live);
@@ -165,6 +192,19 @@ fn a_panic_on_the_collector_thread_ends_the_wait_for_it() {
         drop(world.allocate().unwrap());
         assert_eq!((world.events(), world.collector_threads()), ((2, 1, 1), 1));
     }
+}
+
+#[test]
+fn a_collector_thread_that_gets_no_state_does_not_leave_its_job_behind() {
+    let world = World::new();
+    let live = world.fill();
+    world.interpreter.panic_in_new_thread.store(true, Ordering::SeqCst);
+    let report = expect_out_of_memory(world.allocate());
+    assert!(!report.reclaim.timed_out, "nobody waited for the deadline");
+    assert_eq!(report.reclaim.skipped, Some(SkipReason::Uninitialized));
+    world.interpreter.add_garbage(live);
+    drop(world.allocate().unwrap());
+    assert_eq!((world.events(), world.collector_threads()), ((2, 1, 1), 1));
 }
 
 #[test]

@@ -12,9 +12,10 @@ use crate::{interpreter, torch_abi};
 
 /// Reads the configuration, makes the devices and registers with torch. Idempotent.
 ///
-/// Raises ValueError for a bad configuration, RuntimeError if a device cannot be made.
+/// Raises ImportError in a sub-interpreter, ValueError for a bad configuration, RuntimeError if a device cannot be made.
 #[pyfunction]
 pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
+    interpreter::require_main(py)?;
     let made = if runtime().is_none() { make_runtime(py) } else { Ok(()) };
     if let Err(error) = &made {
         runtime::set_failure(error.value(py).to_string());

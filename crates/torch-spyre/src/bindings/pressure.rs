@@ -61,23 +61,20 @@ pub(crate) fn set_pressure_policy(
     timeout_ms: Option<u64>,
 ) -> PyResult<()> {
     let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
-    let mut settings = gate.policy();
-    if let Some(name) = gc {
+    let collect = gc.map(|name| {
         let expected = "expected \"always\", \"respect_disable\" or \"off\"";
-        settings.collect =
-            collect_policy(name).ok_or_else(|| value_error(format!("invalid gc {name:?}: {expected}")))?;
+        collect_policy(name).ok_or_else(|| value_error(format!("invalid gc {name:?}: {expected}")))
+    });
+    let collect = collect.transpose()?;
+    if let Some(timeout_ms) = timeout_ms.filter(|given| !(1..=MAX_TIMEOUT_MS).contains(given)) {
+        let expected = format!("expected an integer from 1 to {MAX_TIMEOUT_MS}");
+        return Err(value_error(format!("invalid timeout_ms {timeout_ms}: {expected}")));
     }
-    if let Some(escalate) = escalate {
-        settings.escalate = escalate;
-    }
-    if let Some(timeout_ms) = timeout_ms {
-        if !(1..=MAX_TIMEOUT_MS).contains(&timeout_ms) {
-            let expected = format!("expected an integer from 1 to {MAX_TIMEOUT_MS}");
-            return Err(value_error(format!("invalid timeout_ms {timeout_ms}: {expected}")));
-        }
-        settings.timeout = Duration::from_millis(timeout_ms);
-    }
-    gate.set_policy(settings);
+    gate.update_policy(|settings| {
+        settings.collect = collect.unwrap_or(settings.collect);
+        settings.escalate = escalate.unwrap_or(settings.escalate);
+        settings.timeout = timeout_ms.map_or(settings.timeout, Duration::from_millis);
+    });
     Ok(())
 }
 

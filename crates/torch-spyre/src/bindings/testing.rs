@@ -1,18 +1,20 @@
-//! What tests need and programs do not: allocations from native threads and with the interpreter held, and frees
-//! that find the mutex taken. Python: `torch_spyre._C.testing`.
+//! What tests need and programs do not: allocations from native threads and with the interpreter held, frees that find
+//! the mutex taken, and a look at who waits at the gate. Python: `torch_spyre._C.testing`.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flex::FlexError;
-use pyo3::exceptions::PyRuntimeError;
+use flex::fork::is_forked;
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::{device, runtime_error};
 use crate::interpreter;
 use crate::message;
-use crate::runtime::DeviceMemory;
+use crate::runtime::{self, DeviceMemory};
 
 fn allocate_and_free(device: &DeviceMemory, nbytes: u64) -> Result<(), String> {
     let (handle, _) = device.allocate(nbytes).map_err(|error| describe(error, device))?;
@@ -103,14 +105,76 @@ pub(crate) fn want_lock_of_allocating_thread(index: i32, nbytes: u64) -> PyResul
     Ok((error, waited))
 }
 
+/// How often [`wait_for_gate`] looks, and how long before it gives up.
+const GATE_POLL: Duration = Duration::from_micros(200);
+const GATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Waits, detached, until at least `waiting` threads wait at the gate, and, if asked, the flight in the air waits for
+/// a collection that is not the gate's. Raises TimeoutError after half a minute.
+#[pyfunction]
+#[pyo3(signature = (waiting=0, *, behind_foreign=false))]
+pub(crate) fn wait_for_gate(py: Python<'_>, waiting: usize, behind_foreign: bool) -> PyResult<()> {
+    let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
+    let deadline = Instant::now() + GATE_TIMEOUT;
+    py.detach(|| {
+        loop {
+            let census = gate.census();
+            if census.waiting >= waiting && census.behind_foreign >= usize::from(behind_foreign) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(PyTimeoutError::new_err(format!("the gate has only {census:?}")));
+            }
+            thread::sleep(GATE_POLL);
+        }
+    })
+}
+
+/// The longest that one request of a device was under pressure, in nanoseconds, and the most collections that one ran
+/// by itself, since the last reset of the pressure statistics.
+#[pyfunction]
+pub(crate) fn request_maxima(index: i32) -> PyResult<(u64, u64)> {
+    let statistics = device(index)?.allocator.pressure_statistics();
+    Ok((statistics.request_max_ns, statistics.request_max_collections))
+}
+
+/// The largest free block of a device, in bytes: what an allocation may take without pressure.
+#[pyfunction]
+pub(crate) fn largest_free_bytes(index: i32) -> PyResult<u64> {
+    Ok(device(index)?.allocator.statistics().map_err(runtime_error)?.largest_free_bytes)
+}
+
 /// Checks every invariant of a device's allocator.
 #[pyfunction]
 pub(crate) fn validate(index: i32) -> PyResult<()> {
     device(index)?.allocator.validate().map_err(runtime_error)
 }
 
+/// What is under way: requests registered at a device, and at the gate flights (and those that wait for a foreign
+/// collection), jobs, runs of hooks, collector threads on their way, threads that wait; and the hooks that are registered.
+/// All but the last are 0 when nothing runs.
+#[pyfunction]
+pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
+    let registered_requests = device(index)?.allocator.registered_requests().map_err(runtime_error)?;
+    let gate = runtime::ready().map_err(PyRuntimeError::new_err)?.gate.census();
+    let dict = PyDict::new(py);
+    for (name, count) in [
+        ("registered_requests", registered_requests),
+        ("flights", gate.flights),
+        ("behind_foreign", gate.behind_foreign),
+        ("queued_jobs", gate.queued_jobs),
+        ("attaching_collectors", gate.attaching_collectors),
+        ("hook_runs", gate.hook_runs),
+        ("waiting", gate.waiting),
+        ("hooks", gate.hooks),
+    ] {
+        dict.set_item(name, count)?;
+    }
+    Ok(dict)
+}
+
 /// Calls `function` while a native thread holds the allocator mutex of a device: what it frees meanwhile goes through
-/// the pending list, and what waits for the mutex hangs. Returns what it returns.
+/// the pending list, and what waits for the mutex hangs. Returns what it returns, in a child that it forks too.
 #[pyfunction]
 pub(crate) fn while_mutex_is_held<'py>(
     py: Python<'py>,
@@ -129,6 +193,9 @@ pub(crate) fn while_mutex_is_held<'py>(
     py.detach(move || is_held.recv())
         .map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))?;
     let result = function.call0();
+    if is_forked() {
+        return result; // The holder is the parent's.
+    }
     drop(release);
     let ended = py.detach(|| holder.join());
     ended

@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flex::rank;
+use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 
 /// A `PyObject*`.
 pub(super) type Object = *mut pyo3::ffi::PyObject;
@@ -28,13 +30,15 @@ unsafe extern "C-unwind" {
     fn PyThreadState_New(interpreter: Interpreter) -> ThreadState;
     fn PyThreadState_GetInterpreter(state: ThreadState) -> Interpreter;
     fn PyInterpreterState_Get() -> Interpreter;
+    fn PyInterpreterState_GetID(interpreter: Interpreter) -> i64;
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
     fn PyErr_ExceptionMatches(kind: Object) -> c_int;
-    fn PyErr_SetInterrupt();
+    fn PyErr_SetNone(kind: Object);
+    fn Py_AddPendingCall(function: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
     fn PyErr_Occurred() -> Object;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
@@ -52,6 +56,8 @@ struct Symbols {
     current: unsafe extern "C-unwind" fn() -> ThreadState,
     is_finalizing: unsafe extern "C-unwind" fn() -> c_int,
     interpreter: Interpreter,
+    /// Before 3.12 the collector begins wherever objects are made.
+    collects_anywhere: bool,
 }
 
 // SAFETY: function pointers, and a pointer that is only compared and passed back to CPython, which keeps the
@@ -61,6 +67,9 @@ unsafe impl Send for Symbols {}
 unsafe impl Sync for Symbols {}
 
 static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+
+/// 3.12.0 as `Py_Version` says it.
+const VERSION_3_12: std::ffi::c_ulong = 0x030c_0000;
 
 fn lookup(names: &[&CStr]) -> Option<*mut c_void> {
     names.iter().find_map(|name| {
@@ -91,6 +100,7 @@ pub(super) fn resolve() -> Result<(), String> {
                 is_finalizing,
             ),
             interpreter: PyInterpreterState_Get(),
+            collects_anywhere: pyo3::ffi::Py_Version < VERSION_3_12,
         }
     };
     let _ = SYMBOLS.set(symbols);
@@ -152,6 +162,12 @@ pub(super) fn is_ours(state: ThreadState) -> bool {
     unsafe { PyThreadState_GetInterpreter(state) == symbols().interpreter }
 }
 
+/// Whether the calling thread, which is attached, is so to the main interpreter.
+pub(super) fn is_main_interpreter() -> bool {
+    // SAFETY: attached. The main interpreter is the one with the number 0.
+    unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
+}
+
 /// Whether the interpreter is shutting down.
 pub(super) fn is_finalizing() -> bool {
     // SAFETY: reads an atomic of the runtime.
@@ -179,14 +195,15 @@ pub(super) fn detach() -> ThreadState {
 
 /// Calls a function of `sys` that lists all threads, such as `sys._current_frames`: it takes the lock of CPython's
 /// list of threads, which a native thread may extend at any time, without the GIL. Before 3.12 a collection that begins
-/// inside such a function may deadlock or crash, so the collector is off meanwhile. Returns a new reference, or null.
+/// inside such a function may deadlock or crash, so the collector is off meanwhile. Later ones begin between bytecodes
+/// only; and without a GIL other threads would see the collector off. Returns a new reference, or null.
 ///
 /// # Safety
 /// The calling thread is attached and has no pending exception; `function` is a live object.
 pub(super) unsafe fn list_threads(function: Object) -> Object {
     // SAFETY: the caller's contract. The function runs no Python code, so nobody sees the collector off.
     parked(|| unsafe {
-        let was_enabled = PyGC_Disable() != 0;
+        let was_enabled = symbols().collects_anywhere && PyGC_Disable() != 0;
         let list = PyObject_CallObject(function, ptr::null_mut());
         if was_enabled {
             PyGC_Enable();
@@ -228,82 +245,90 @@ impl PendingException {
     }
 }
 
-/// Calls a Python callable and returns its result as an integer; an exception is reported as unraisable and gives
-/// `None`, as does a result that is no integer. The calling thread is attached and has no pending exception.
-///
-/// # Safety
-/// `callable` and `arguments` (a tuple) are live objects.
-pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Option<i64> {
-    // SAFETY: attached, and the objects are live.
-    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
-    if flex::fork::is_forked() {
-        return None;
-    }
-    if result.is_null() {
-        // SAFETY: attached, with the exception of the call pending.
-        parked(|| unsafe { report_or_put_off(callable) });
-        return None;
-    }
-    // SAFETY: attached; `result` is a new reference, released once.
-    unsafe {
-        let number = PyLong_AsLong(result);
-        Py_DecRef(result);
-        if PyErr_Occurred().is_null() {
-            return Some(number);
-        }
-        PyErr_Clear();
-    }
-    None
+/// How a call of Python code ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended<T> {
+    Returned(T),
+    /// It raised, which has been reported as unraisable.
+    Raised,
+    /// It raised KeyboardInterrupt, which has been put off: the Python code that the ladder still runs would swallow
+    /// it. See [`raise_interrupt`].
+    Interrupted,
+    /// This process is a child that it forked.
+    Forked,
 }
 
-/// Calls a Python callable and drops its result; false if it raised, which is reported as unraisable. The calling
-/// thread is attached and has no pending exception.
+/// Calls a Python callable and returns its result as an integer, `None` if it is none. The calling thread is attached
+/// and has no pending exception.
 ///
 /// # Safety
 /// `callable` and `arguments` (a tuple) are live objects.
-pub(super) unsafe fn call(callable: Object, arguments: Object) -> bool {
-    // SAFETY: attached, and the objects are live.
-    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
-    if flex::fork::is_forked() {
-        return false;
-    }
-    // SAFETY: attached; a null result comes with an exception, any other is a new reference. Dropping it may run
-    // Python code.
-    parked(|| unsafe {
-        if result.is_null() {
-            report_or_put_off(callable);
-        } else {
+pub(super) unsafe fn call_for_integer(callable: Object, arguments: Object) -> Ended<Option<i64>> {
+    // SAFETY: the caller's contract; a result is a new reference, released once. Dropping it may run Python code.
+    unsafe {
+        call_with(callable, arguments, |result| {
+            let number = PyLong_AsLong(result);
             Py_DecRef(result);
-        }
-    });
-    !result.is_null()
-}
-
-/// A KeyboardInterrupt was raised where it could not propagate; see [`raise_interrupt_again`].
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// Raises a KeyboardInterrupt again that was put off, as soon as the main thread runs Python code. Needs no attachment.
-pub(super) fn raise_interrupt_again() {
-    if INTERRUPTED.swap(false, Ordering::Relaxed) {
-        // SAFETY: simulates the arrival of SIGINT, as its handler does; no precondition.
-        unsafe { PyErr_SetInterrupt() };
+            if PyErr_Occurred().is_null() {
+                return Some(number);
+            }
+            PyErr_Clear();
+            None
+        })
     }
 }
 
-/// Reports the pending exception as unraisable. A KeyboardInterrupt is put off instead: the Python code that the
-/// ladder still runs would swallow it.
+/// Calls a Python callable and drops its result. The calling thread is attached and has no pending exception.
 ///
 /// # Safety
-/// The calling thread is attached, an exception is pending, and `context` is a live object.
-unsafe fn report_or_put_off(context: Object) {
-    // SAFETY: the caller's contract.
-    unsafe {
+/// `callable` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call(callable: Object, arguments: Object) -> Ended<()> {
+    // SAFETY: the caller's contract; the result is a new reference, released once.
+    unsafe { call_with(callable, arguments, |result| Py_DecRef(result)) }
+}
+
+/// # Safety
+/// As [`call`]; `take` takes the reference to the result.
+unsafe fn call_with<T>(callable: Object, arguments: Object, take: impl FnOnce(Object) -> T) -> Ended<T> {
+    // SAFETY: attached, and the objects are live.
+    let result = parked(|| unsafe { PyObject_CallObject(callable, arguments) });
+    if flex::fork::is_forked() {
+        return Ended::Forked;
+    }
+    if !result.is_null() {
+        return Ended::Returned(parked(|| take(result)));
+    }
+    // SAFETY: attached, with the exception of the call pending; `callable` is live.
+    parked(|| unsafe {
         if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
             PyErr_Clear();
-            INTERRUPTED.store(true, Ordering::Relaxed);
-        } else {
-            PyErr_WriteUnraisable(context);
+            return Ended::Interrupted;
         }
+        PyErr_WriteUnraisable(callable);
+        Ended::Raised
+    })
+}
+
+/// Interrupts that found CPython's queue full.
+static WAITING_INTERRUPT: AtomicBool = AtomicBool::new(false);
+
+/// Raises KeyboardInterrupt as soon as the main thread runs Python code again, whatever SIGINT does. Needs no
+/// attachment.
+pub(super) fn raise_interrupt() {
+    extern "C" fn raise(_: *mut c_void) -> c_int {
+        // SAFETY: CPython calls it attached, and the class lives as long as the interpreter.
+        unsafe { PyErr_SetNone(pyo3::ffi::PyExc_KeyboardInterrupt) };
+        -1
+    }
+    // SAFETY: may be called without a thread state; the function stays where it is.
+    let queued = unsafe { Py_AddPendingCall(raise, ptr::null_mut()) } == 0;
+    WAITING_INTERRUPT.store(!queued, Ordering::Relaxed);
+}
+
+/// Raises an interrupt for which there was no room before.
+pub(super) fn raise_waiting_interrupt() {
+    if WAITING_INTERRUPT.swap(false, Ordering::Relaxed) {
+        raise_interrupt();
     }
 }
 
@@ -319,18 +344,25 @@ pub(super) fn collector_enabled() -> bool {
 /// # Safety
 /// `list` is a live list and `item` a live object.
 pub(super) unsafe fn ensure_in_list(list: Object, item: Object, at_start: bool) -> bool {
-    // SAFETY: attached; items are compared by identity only, so a borrowed reference that goes stale does no harm.
-    unsafe {
-        let present = (0..PyList_Size(list)).any(|index| PyList_GetItem(list, index) == item);
-        if present {
-            return false;
-        }
+    // SAFETY: the caller's contract.
+    let shared = unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), list) };
+    // Without a GIL other threads may change the list while it is read. Entering may wait, detached.
+    let present = parked(|| {
+        with_critical_section(&shared, || {
+            // SAFETY: attached; items are compared by identity only, borrowed for that long.
+            (0..unsafe { PyList_Size(list) }).any(|index| unsafe { PyList_GetItem(list, index) } == item)
+        })
+    });
+    if present {
+        return false;
+    }
+    // SAFETY: attached. These lock the list themselves.
+    parked(|| unsafe {
         let failed = if at_start { PyList_Insert(list, 0, item) } else { PyList_Append(list, item) } != 0;
-        if failed || !PyErr_Occurred().is_null() {
-            // Out of memory, or the list shrank under us on a free-threaded build: without the entry the next
-            // collection is taken for one that did not run, which is safe.
+        if failed {
+            // Out of memory: without the entry the next collection is taken for one that did not run, which is safe.
             PyErr_Clear();
         }
-    }
+    });
     true
 }

@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 
 use flex::Unlocked;
 use flex::fork::is_forked;
-use flex::gate::{HookEvent, PressureHook};
+use flex::gate::{HookEvent, HookOutcome, PressureHook};
 use flex::pressure::PressureCause;
 use pyo3::prelude::*;
 
-use super::ffi::{self, PendingException};
+use super::ffi::{self, Ended, PendingException};
 
 /// Functions whose hooks were dropped on detached threads. A leaf: nothing is dropped or called under it.
 static DROPPED: Mutex<Vec<Py<PyAny>>> = Mutex::new(Vec::new());
@@ -77,26 +77,30 @@ impl PythonHook {
 }
 
 impl PressureHook for PythonHook {
-    fn run(&self, _proof: &Unlocked<'_>, event: &HookEvent) -> bool {
+    fn run(&self, _proof: &Unlocked<'_>, event: &HookEvent) -> HookOutcome {
         let pending = PendingException::take();
         // SAFETY: the gate calls hooks attached.
         let py = unsafe { Python::assume_attached() };
-        let ok = match (PressureEvent::from(event),).into_pyobject(py) {
+        let ended = match (PressureEvent::from(event),).into_pyobject(py) {
             // SAFETY: attached; both objects are live.
             Ok(arguments) => unsafe {
                 let arguments = arguments.into_any().into_ptr();
-                let ok = ffi::call(self.function.as_ptr(), arguments);
+                let ended = ffi::call(self.function.as_ptr(), arguments);
                 if !is_forked() {
                     ffi::release(arguments);
                 }
-                ok
+                ended
             },
-            Err(_) => false,
+            Err(_) => Ended::Raised,
         };
         if !is_forked() {
             pending.restore();
         }
-        ok
+        match ended {
+            Ended::Returned(()) => HookOutcome::Done,
+            Ended::Interrupted => HookOutcome::Interrupted,
+            Ended::Raised | Ended::Forked => HookOutcome::Failed,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyModule};
 
-use ffi::{PendingException, ThreadState};
+use ffi::{Ended, PendingException, ThreadState};
 use observer::Observer;
 
 /// How often a thread that is held at exit looks whether finalization has begun.
@@ -39,8 +39,18 @@ struct PythonReclaimer {
     observer: Observer,
     /// What Python calls the collector threads. A leaf: held for a look, or to add one.
     collectors: Mutex<Vec<u64>>,
-    /// Other threads run while this one is attached.
+    /// There are no generations: a young collection is a full one.
     free_threaded: bool,
+}
+
+/// Refuses sub-interpreters. The Python package does so before; this is for who loads the extension by its file.
+pub(crate) fn require_main(_py: Python<'_>) -> PyResult<()> {
+    if ffi::is_main_interpreter() {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "torch_spyre cannot be used in a sub-interpreter; import it in the main interpreter of the process",
+    ))
 }
 
 /// Makes the gate of this interpreter.
@@ -123,6 +133,7 @@ fn token(state: ThreadState) -> ThreadToken {
 
 impl Reclaimer for PythonReclaimer {
     fn entry(&self) -> Entry {
+        ffi::raise_waiting_interrupt();
         let attached = ffi::attached_state();
         let own = if attached.is_null() { ffi::own_state() } else { attached };
         let unavailable = if ffi::is_finalizing() {
@@ -152,17 +163,22 @@ impl Reclaimer for PythonReclaimer {
         let began = Instant::now();
         let mark = GateCollection::begin();
         // SAFETY: attached; both objects are kept alive by `self`.
-        let objects = unsafe { ffi::call_for_integer(self.collect.as_ptr(), arguments.as_ptr()) };
+        let ended = unsafe { ffi::call_for_integer(self.collect.as_ptr(), arguments.as_ptr()) };
         drop(mark);
         let elapsed = began.elapsed();
         if is_forked() {
-            return Collected { ran: false, objects: 0, elapsed };
+            return Collected { ran: false, interrupted: false, objects: 0, elapsed };
         }
-        pending.restore();
         let (starts_now, stops_now) = observer::seen_here();
-        let ran = starts_now > starts && stops_now > stops;
-        let objects = objects.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
-        Collected { ran, objects, elapsed }
+        // One that began here ended here. Its end may be unseen because Python code in its middle removed our entry.
+        let ended_here = stops_now > stops || self.observer.ensure_installed();
+        pending.restore();
+        let ran = starts_now > starts && ended_here;
+        let objects = match ended {
+            Ended::Returned(Some(count)) => u64::try_from(count).unwrap_or(0),
+            _ => 0,
+        };
+        Collected { ran, interrupted: ended == Ended::Interrupted, objects, elapsed }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -176,15 +192,22 @@ impl Reclaimer for PythonReclaimer {
         // SAFETY: attached; the function is alive, and the result is a new reference.
         let handled =
             unsafe { Bound::from_owned_ptr_or_opt(py, ffi::list_threads(self.current_exceptions.as_ptr())) };
-        let bits = match (thread_ident, handled).into_pyobject(py) {
+        let ended = match (thread_ident, handled).into_pyobject(py) {
             // SAFETY: attached; both objects are live.
             Ok(arguments) => unsafe { ffi::call_for_integer(self.hints.as_ptr(), arguments.as_ptr()) },
-            Err(_) => None,
+            Err(_) => Ended::Raised,
         };
         if !is_forked() {
             pending.restore();
         }
-        let bits = bits.unwrap_or(0);
+        let bits = match ended {
+            Ended::Returned(bits) => bits.unwrap_or(0),
+            Ended::Interrupted => {
+                ffi::raise_interrupt();
+                0
+            }
+            Ended::Raised | Ended::Forked => 0,
+        };
         Hints { frozen_objects: bits & FROZEN_OBJECTS != 0, live_traceback: bits & LIVE_TRACEBACK != 0 }
     }
 
@@ -222,7 +245,7 @@ impl Reclaimer for PythonReclaimer {
         requester: &Entry,
         _ignore: &dyn Fn(ThreadToken) -> bool,
     ) -> bool {
-        if self.free_threaded || requester.thread.0 == 0 {
+        if requester.thread.0 == 0 {
             return false;
         }
         // A thread that runs no Python frame, a resting collector or a parked worker of autograd's, cannot hold the
@@ -233,9 +256,6 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn has_other_threads(&self, _proof: &Unlocked<'_>, _ignore: &dyn Fn(ThreadToken) -> bool) -> bool {
-        if self.free_threaded {
-            return true;
-        }
         let pending = PendingException::take();
         let threads = threads(&self.current_exceptions);
         pending.restore();
@@ -277,8 +297,8 @@ impl Reclaimer for PythonReclaimer {
         }
     }
 
-    fn request_ended(&self) {
-        ffi::raise_interrupt_again();
+    fn raise_interrupt(&self) {
+        ffi::raise_interrupt();
     }
 
     fn end_forked_child(&self) -> ! {

@@ -51,8 +51,9 @@ impl Observer {
         Ok(observer)
     }
 
-    /// Puts entries back that someone removed, and counts that. The calling thread is attached.
-    pub(super) fn ensure_installed(&self) {
+    /// Puts entries back that someone removed, and counts that; whether the last one was missing. The calling thread is
+    /// attached and has no pending exception.
+    pub(super) fn ensure_installed(&self) -> bool {
         // SAFETY: the three objects are kept alive by `self`; the list is the one the collector reads.
         unsafe {
             let first = ffi::ensure_in_list(self.callbacks.as_ptr(), self.first.as_ptr(), true);
@@ -60,6 +61,7 @@ impl Observer {
             if first || last {
                 GAPS.fetch_add(1, Ordering::SeqCst);
             }
+            last
         }
     }
 }

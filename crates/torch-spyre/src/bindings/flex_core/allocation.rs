@@ -37,7 +37,21 @@ impl Allocation {
         self.lock().address.as_ref().map(CompositeAddress::reference)
     }
 
-    /// A leaf: held for a few field accesses, never while Python runs.
+    /// Counts one more buffer that is handed out, and says where its bytes are.
+    fn export(&self) -> PyResult<usize> {
+        let mut state = self.lock();
+        let address = state.address.as_ref().ok_or_else(freed)?;
+        let host_address = address.host_address().ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "an allocation of {} chunks has no single buffer; expected one chunk on a host-addressable device",
+                address.chunks().len()
+            ))
+        })?;
+        state.exports += 1;
+        Ok(host_address)
+    }
+
+    /// A leaf: held for a few field accesses, never while Python runs. (Making a `PyErr` runs nothing yet.)
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,14 +121,7 @@ impl Allocation {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        let mut state = this.lock();
-        let address = state.address.as_ref().ok_or_else(freed)?;
-        let host_address = address.host_address().ok_or_else(|| {
-            PyBufferError::new_err(format!(
-                "an allocation of {} chunks has no single buffer; expected one chunk on a host-addressable device",
-                address.chunks().len()
-            ))
-        })?;
+        let host_address = this.export()?;
         // SAFETY: the memory is `nbytes` long and stays ours: `free` refuses while `exports` is not 0, and the view
         // keeps this object alive.
         let failed = unsafe {
@@ -128,9 +135,9 @@ impl Allocation {
             )
         };
         if failed != 0 {
+            this.lock().exports -= 1;
             return Err(PyErr::fetch(slf.py()));
         }
-        state.exports += 1;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The allocator as a Python object.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flex::AllocatorOptions;
 use flex::pressure::SharedCallback;
@@ -22,6 +22,9 @@ use crate::runtime;
 pub(crate) struct FlexAllocator {
     allocator: flex::FlexAllocator,
     slot: Arc<Slot>,
+    /// Held while a callback is set, in two places: without a GIL two threads may do so at once. Before the
+    /// allocator mutex and the slot's; nothing is dropped and no Python runs under it.
+    setting: Mutex<()>,
 }
 
 #[pymethods]
@@ -45,7 +48,7 @@ impl FlexAllocator {
             runtime::simulated("flex".into(), topology, RegionIdScheme::BaseAddress, options)
         };
         let allocator = made().map_err(|error| exception(py, error))?;
-        Ok(FlexAllocator { allocator, slot: Arc::default() })
+        Ok(FlexAllocator { allocator, slot: Arc::default(), setting: Mutex::default() })
     }
 
     /// Allocates at least `nbytes` bytes (rounded up to 128 per chunk).
@@ -104,8 +107,11 @@ impl FlexAllocator {
             let callback: SharedCallback = Arc::new(PythonCallback { slot: Arc::clone(&self.slot) });
             callback
         });
-        self.allocator.set_memory_pressure_callback(callback).map_err(|error| exception(py, error))?;
-        Ok(self.slot.replace(function))
+        let replaced = {
+            let _setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+            self.allocator.set_memory_pressure_callback(callback).map(|_| self.slot.replace(function))
+        };
+        replaced.map_err(|error| exception(py, error))
     }
 
     /// One consistent snapshot of the statistics, flat, with the keys of `torch.spyre.memory_stats` and

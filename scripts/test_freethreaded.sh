@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the Python tests on a free-threaded CPython. Sets up what that needs, apart from what the other commands use:
+# an interpreter in the package cache (or $FREETHREADED_PYTHON), .venv-freethreaded, target/freethreaded, and a build of
+# the extension beside the other one. Arguments go to pytest.
+set -euo pipefail
+export TORCH_SPYRE_VENV=.venv-freethreaded
+. "$(dirname "$0")/common.sh"
+
+PYTHON=$(scripts/freethreaded_python.sh)
+export PYTHON
+scripts/setup.sh
+
+say "Python tests, free-threaded"
+"$venv/bin/python" -c 'import sys; sys.exit(sys._is_gil_enabled())' || die "$PYTHON runs with a GIL"
+"$venv/bin/python" -m pytest tests/python "$@"
