@@ -28,7 +28,7 @@ test: setup ## Run the Rust and the Python tests
 test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first time: builds one)
 	@scripts/test_freethreaded.sh
 
-check: setup ## Formatting, lints, types, documentation, models, ThreadSanitizer, pressure scenarios and soak with debug checks
+check: setup ## Formats, lints, types, documents, models, ThreadSanitizer, scenarios and soak with debug checks
 	@scripts/check.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that `make test` does not look at: formatting, lints, types, documentation, the models and
-# ThreadSanitizer (docs/verification.md), and the pressure scenarios and the soak on a build of the extension with its debug
-# checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
+# ThreadSanitizer (docs/verification.md), and the pressure scenarios and the soak on a build of the extension with its
+# debug checks on (a thread that attaches to Python while it holds an allocator mutex panics there).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -29,8 +29,9 @@ say "Python: mypy"
 MYPYPATH=python:tests/soak .venv/bin/python -m mypy --explicit-package-bases tests/soak
 
 say "C++: clang-format"
-find crates/torch-spyre/shim crates/flex-c/tests tests/python include \( -name '*.c' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
-    ! -path include/flex.h -exec .venv/bin/clang-format --dry-run -Werror {} +
+find crates/torch-spyre/shim crates/flex-c/tests tests/python include \
+    \( -name '*.c' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) ! -path include/flex.h \
+    -exec .venv/bin/clang-format --dry-run -Werror {} +
 
 say "C: include/flex.h is what crates/flex-c exports (make header writes it)"
 cargo test --quiet --package flex-c --test header
@@ -41,7 +42,7 @@ say "Mutants: every entry fits the sources (make mutants tries them)"
 say "Shell: shellcheck"
 .venv/bin/shellcheck scripts/*.sh .ci/run
 
-say "Documents: links, the table of scenarios, and examples in Rust"
+say "Documents: links, the length of lines, the table of scenarios, and examples in Rust"
 .venv/bin/python scripts/check_links.py
 .venv/bin/python scripts/scenarios.py
 cargo build --package flex

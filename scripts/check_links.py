@@ -1,4 +1,8 @@
-"""Check that every relative link in the documents leads to a file, and every #fragment to a heading."""
+"""Check the text that no formatter looks at.
+
+Every relative link in the documents leads to a file, and every #fragment to a heading. Lines are at most 120 columns
+wide in documents (tables and code apart), scripts, and comments in Rust.
+"""
 
 import re
 import subprocess
@@ -7,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+COLUMNS = 120
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -28,13 +33,28 @@ def broken_links(document: Path) -> list[str]:
     return broken
 
 
+def long_lines(file: Path) -> list[str]:
+    text, found = file.read_text(), []
+    if file.suffix == ".md":
+        text = FENCE.sub(lambda code: "\n" * code[0].count("\n"), text)
+    for number, line in enumerate(text.splitlines(), 1):
+        checked = {".md": not line.startswith("|"), ".rs": line.lstrip().startswith("//")}.get(file.suffix, True)
+        if checked and len(line) > COLUMNS:
+            found.append(f"{file.relative_to(ROOT)}:{number}: {len(line)} columns")
+    return found
+
+
+def listed(*patterns: str) -> list[Path]:
+    command = ["git", "ls-files", *patterns]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    return [ROOT / name for name in names]
+
+
 def main() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split()
-    broken = [line for name in listed for line in broken_links(ROOT / name)]
-    if broken:
-        sys.exit("broken links:\n  " + "\n  ".join(broken))
+    problems = [f"broken link in {line}" for file in listed("*.md") for line in broken_links(file)]
+    problems += [line for file in listed("*.md", "*.sh", "*.rs", "Makefile") for line in long_lines(file)]
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of flex, and those of flex-c in Rust, under ThreadSanitizer, with an instrumented standard library
-# (without one it reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable options
-# RUSTC_BOOTSTRAP admits, and the library's source of that version; if that is nowhere, with a nightly toolchain and its
-# source. TSAN_TOOLCHAIN names the one to use. Skips nothing: what is missing is an error that says so.
+# (without one it reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable
+# options RUSTC_BOOTSTRAP admits, and the library's source of that version; if that is nowhere, with a nightly toolchain
+# and its source. TSAN_TOOLCHAIN names the one to use. Skips nothing: what is missing is an error that says so.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 . scripts/debian.sh
@@ -22,7 +22,7 @@ for candidate in ${TSAN_TOOLCHAIN:-"$pinned" nightly}; do
         break
     fi
 done
-[ -n "$toolchain" ] || die "no source of the standard library for ${TSAN_TOOLCHAIN:-$pinned, nor for nightly}; with rustup:
+[ -n "$toolchain" ] || die "no source of the standard library for ${TSAN_TOOLCHAIN:-$pinned or nightly}; with rustup:
     rustup component add rust-src --toolchain ${TSAN_TOOLCHAIN:-$pinned}"
 
 say "ThreadSanitizer: $(rustc "+$toolchain" --version), standard library from $library"

@@ -10,7 +10,7 @@
 //! | region | a contiguous span acquired from the device, of one memory type; devices have few handles for them |
 //! | slot | the place of a region in the [`Topology`], known before the region is acquired and after it is gone |
 //! | block | a span within a region, free or occupied; blocks tile the region, and no two free ones of one zone touch |
-//! | zone | the small or the large blocks of a region; free blocks coalesce within theirs, so small ones stay together |
+//! | zone | the small or the large blocks of a region; free ones coalesce within theirs, so small ones stay together |
 //! | extent | what the small zone takes from the large one at a time, by a change of label |
 //! | gap | the free blocks between two occupied ones, of whatever zones; a request may have all of it |
 //! | unit | [`ALIGNMENT_BYTES`]; every block starts and ends on a unit |

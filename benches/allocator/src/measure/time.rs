@@ -1,8 +1,8 @@
 //! Time of a pair of allocate and free.
 //!
 //! Every contender keeps one allocator, warmed by a first pass. In a run each of them in turn plays the trace a few
-//! times, of which the fastest counts: what interrupted the others is not the allocator's. A ratio is taken within a run;
-//! the median over the runs is the figure.
+//! times, of which the fastest counts: what interrupted the others is not the allocator's. A ratio is taken within a
+//! run; the median over the runs is the figure.
 
 use std::time::Instant;
 

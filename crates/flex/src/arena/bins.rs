@@ -13,8 +13,8 @@ use super::blocks::{Blocks, NIL, NodeState, Zone};
 
 const COLUMN_BITS: u32 = 5;
 const COLUMNS: usize = 1 << COLUMN_BITS;
-/// Row 0 of a zone holds sizes below 32, each later row one power of two. 28 rows reach to 2^31; the rest stay empty, so
-/// that all tables have a power of two of entries and an index cut to that needs no check.
+/// Row 0 of a zone holds sizes below 32, each later row one power of two. 28 rows reach to 2^31; the rest stay empty,
+/// so that all tables have a power of two of entries and an index cut to that needs no check.
 const ZONE_ROWS: usize = 32;
 /// The rows of the small zone, then those of the large one.
 pub(crate) const ROWS: usize = 2 * ZONE_ROWS;
@@ -122,7 +122,8 @@ impl Bins {
     /// A free block of the zone of at least `size_units` (not 0), by good fit; `None` only if there is none.
     ///
     /// The newest block of the request's own bin if that is large enough, else the newest of the next bin that has one
-    /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no better.
+    /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no
+    /// better.
     #[inline]
     pub(crate) fn find(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
         let floor = Bin::of(size_units, zone);

@@ -1,9 +1,9 @@
 //! The arena: all regions and blocks of one device, and the search for memory.
 //!
 //! One mechanism per file: [`blocks`] the slab of nodes, [`bins`] the free blocks of a region by size, [`region`]
-//! split and coalesce, [`zones`] what goes where in it, [`lifecycle`] regions on their way from the device and back, [`request`] what is asked and
-//! answered, [`trim`] free blocks held while the device drops their pages, [`counters`] statistics, [`snapshot`] and
-//! [`validate`] what observers see.
+//! split and coalesce, [`zones`] what goes where in it, [`lifecycle`] regions on their way from the device and back,
+//! [`request`] what is asked and answered, [`trim`] free blocks held while the device drops their pages, [`counters`]
+//! statistics, [`snapshot`] and [`validate`] what observers see.
 //!
 //! Purely single-threaded: the allocator mutex protects all of it. The arena never calls the device; a region it
 //! lacks is marked and left to the caller to acquire outside the mutex.

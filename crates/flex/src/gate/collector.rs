@@ -86,10 +86,10 @@ impl Gate {
         }
     }
 
-    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for; a hook is waited for in
-    /// any case, since it may share data with the thread that asked. A collection that was
-    /// not waited for is cancelled if it has not begun, or waits for a foreign one, and lands; else it is abandoned, and
-    /// lands when it ends.
+    /// Queues a job and waits for its answer, until there is no time left or nothing to wait for; a hook is waited for
+    /// in any case, since it may share data with the thread that asked. A collection that was not waited for is
+    /// cancelled if it has not begun, or waits for a foreign one, and lands; else it is abandoned, and lands when it
+    /// ends.
     fn ask_collector(&self, task: Task, petition: &Petition) -> Result<Answer, Missed> {
         let job = Arc::new(Job::new(task.clone(), petition.clone()));
         self.queue(&job)?;

@@ -1,8 +1,9 @@
 //! The reclaim ladder: what is tried for one exhausted request, rung by rung, with a search after each.
 //!
-//! Rung 0, draining pending frees and refusing requests that no state could serve, is the allocator's. Then:
-//! one collection at a time; young generations; full collections while they free something; user hooks and one more
-//! collection; waiting for memory that others free; the error. Lock: called with the allocator mutex held, which every rung releases.
+//! Rung 0, draining pending frees and refusing requests that no state could serve, is the allocator's. Then: one
+//! collection at a time; young generations; full collections while they free something; user hooks and one more
+//! collection; waiting for memory that others free; the error. Lock: called with the allocator mutex held, which every
+//! rung releases.
 
 use std::sync::Arc;
 use std::task::Waker;

@@ -144,8 +144,8 @@ fn a_detached_request_is_answered() {
     }
 }
 
-/// Three threads, the collector and the clock among them, at most four preemptions: the deadline passes at any point of queueing,
-/// attaching, collecting and answering, or of collecting "alone".
+/// Three threads, the collector and the clock among them, at most four preemptions: the deadline passes at any point of
+/// queueing, attaching, collecting and answering, or of collecting "alone".
 #[test]
 fn a_deadline_may_pass_at_any_point_of_a_delegated_flight() {
     for alone in [false, true] {
@@ -160,8 +160,8 @@ fn a_deadline_may_pass_at_any_point_of_a_delegated_flight() {
     }
 }
 
-/// Three threads, the collector being one, at most three preemptions: one request flies through the collector, the other one shares
-/// or follows.
+/// Three threads, the collector being one, at most three preemptions: one request flies through the collector, the
+/// other one shares or follows.
 #[test]
 fn detached_requests_share_one_collector() {
     check(Some(3), || {
@@ -252,8 +252,8 @@ fn a_grant_ends_the_wait_for_a_flight_that_is_stuck() {
     });
 }
 
-/// Three threads, the collector being one, at most three preemptions: a detached request is granted memory at any point of
-/// its own flight, which goes on without it.
+/// Three threads, the collector being one, at most three preemptions: a detached request is granted memory at any point
+/// of its own flight, which goes on without it.
 #[test]
 fn a_grant_ends_the_wait_for_ones_own_delegated_flight() {
     for alone in [false, true] {
@@ -272,8 +272,8 @@ fn a_grant_ends_the_wait_for_ones_own_delegated_flight() {
     }
 }
 
-/// Three threads, the clock being one, at most four preemptions: the program collects by itself; ours is refused, waits,
-/// and tries again, or gives up at its deadline.
+/// Three threads, the clock being one, at most four preemptions: the program collects by itself; ours is refused,
+/// waits, and tries again, or gives up at its deadline.
 #[test]
 fn a_foreign_collection_is_waited_for_or_given_up() {
     check(Some(4), || {

@@ -91,8 +91,8 @@ fn waiting_world(freed: &Arc<Count>, registered: &Arc<Count>) -> (FlexAllocator,
     (allocator, block)
 }
 
-/// Three threads, at most four preemptions: two requests register at any time around one free. Exactly one is served, and the
-/// block is neither lost nor served twice.
+/// Three threads, at most four preemptions: two requests register at any time around one free. Exactly one is served,
+/// and the block is neither lost nor served twice.
 #[test]
 fn one_free_serves_exactly_one_of_two_requests() {
     check(Some(4), || {
@@ -113,7 +113,8 @@ fn one_free_serves_exactly_one_of_two_requests() {
     });
 }
 
-/// Four threads, at most three preemptions: when both have registered, one free, which may meet a taken mutex, serves the older.
+/// Four threads, at most three preemptions: when both have registered, one free, which may meet a taken mutex, serves
+/// the older.
 #[test]
 fn the_oldest_registered_request_is_served_first() {
     check(Some(3), || {
@@ -151,8 +152,8 @@ impl Wake for Alarm {
     }
 }
 
-/// Three threads, at most four preemptions: a registered request sleeps, without a deadline, until it is woken. The free
-/// that serves it comes at any time, and may meet a mutex that a third thread has taken.
+/// Three threads, at most four preemptions: a registered request sleeps, without a deadline, until it is woken. The
+/// free that serves it comes at any time, and may meet a mutex that a third thread has taken.
 #[test]
 fn a_granted_request_is_woken() {
     check(Some(4), || {

@@ -14,8 +14,8 @@ pub enum CollectionKind {
     Foreign,
 }
 
-/// How often the reclaimer has found its observer removed. Collections may have begun and ended unseen before each time,
-/// so a mark of a foreign one that was made before the last of them proves nothing.
+/// How often the reclaimer has found its observer removed. Collections may have begun and ended unseen before each
+/// time, so a mark of a foreign one that was made before the last of them proves nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gaps(pub u64);
 

@@ -1,7 +1,8 @@
 //! Requests that registered for memory, oldest first.
 //!
 //! Without them a request can lose every race for memory it helped to free. Lock: the allocator mutex. A request that
-//! sleeps elsewhere leaves a waker, which is woken once, after the mutex was released: when it is granted memory or ends.
+//! sleeps elsewhere leaves a waker, which is woken once, after the mutex was released: when it is granted memory or
+//! ends.
 
 use std::task::Waker;
 

@@ -1,10 +1,10 @@
 //! The same names, as the model checkers want them, with a clock that the models move.
 //!
 //! The checkers' timed waits never expire and they know no time, so both are made here. Time stands still until
-//! [`let_time_pass`] lets it run on; from then on every timed wait expires at once and moves the clock of the thread that
-//! waits by its length. A model calls that from a thread of its own, so that expiry may come between any two steps
-//! of the others. It wakes nobody: the model notifies the sleepers under their mutex afterwards. Where polling is
-//! to make progress while deadlines hold, [`set_step`] makes short waits expire from the beginning.
+//! [`let_time_pass`] lets it run on; from then on every timed wait expires at once and moves the clock of the thread
+//! that waits by its length. A model calls that from a thread of its own, so that expiry may come between any two steps
+//! of the others. It wakes nobody: the model notifies the sleepers under their mutex afterwards. Where polling is to
+//! make progress while deadlines hold, [`set_step`] makes short waits expire from the beginning.
 //!
 //! Each thread has its own clock once time passes: a thread may see a deadline of another one as later than it is,
 //! as it would if that one had begun later.
@@ -62,8 +62,8 @@ checker::lazy_static! {
 /// Longer than any timeout that was set before.
 const A_LONG_TIME: Duration = Duration::from_secs(1 << 40);
 
-/// Explores every execution of a model, or those with at most so many preemptions, which `FLEX_MORE_PREEMPTIONS` adds to.
-/// Says how many there were.
+/// Explores every execution of a model, or those with at most so many preemptions, which `FLEX_MORE_PREEMPTIONS` adds
+/// to. Says how many there were.
 #[cfg(loom)]
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     use std::sync::Arc;

@@ -12,7 +12,8 @@ use crate::{interpreter, torch_abi};
 
 /// Reads the configuration, makes the devices and registers with torch. Idempotent.
 ///
-/// Raises ImportError in a sub-interpreter, ValueError for a bad configuration, RuntimeError if a device cannot be made.
+/// Raises ImportError in a sub-interpreter, ValueError for a bad configuration, RuntimeError if a device cannot be
+/// made.
 #[pyfunction]
 pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
     interpreter::require_main(py)?;

@@ -151,8 +151,8 @@ pub(crate) fn validate(index: i32) -> PyResult<()> {
 }
 
 /// What is under way: requests registered at a device, and at the gate flights (and those that wait for a foreign
-/// collection), jobs, runs of hooks, collector threads on their way, threads that wait; and the hooks that are registered.
-/// All but the last are 0 when nothing runs.
+/// collection), jobs, runs of hooks, collector threads on their way, threads that wait; and the hooks that are
+/// registered. All but the last are 0 when nothing runs.
 #[pyfunction]
 pub(crate) fn census(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let registered_requests = device(index)?.allocator.registered_requests().map_err(runtime_error)?;
