@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import FREE_THREADED, RunScript
+from conftest import RunScript
 
 pytestmark = [pytest.mark.pressure, pytest.mark.scenario(11)]
 
@@ -114,8 +114,6 @@ def press():
 @pytest.mark.scenario(6)
 def test_inside_the_ladder_on_the_requesting_thread(attached: bool, fork_script: RunScript) -> None:
     """In a finalizer, in an entry of `gc.callbacks`, in a hook. The child comes out of the ladder with the error."""
-    if FREE_THREADED and not attached:
-        pytest.skip("the collector thread runs it; see the next test")
     script = f"attached = {attached}"
     script += """
 for place in ("finalizer", "callback", "hook"):
