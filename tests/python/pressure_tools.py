@@ -71,6 +71,12 @@ def fits(nbytes: int) -> bool:
     return testing.largest_free_bytes(0) >= nbytes
 
 
+def fill(live: list[torch.Tensor]) -> None:
+    """Fills the device with live tensors of 1 MiB, without reaching exhaustion."""
+    while fits(MIB):
+        live.append(block())
+
+
 def fill_with_garbage(nbytes: int = MIB) -> None:
     """Fills the device with dead cycles, without reaching exhaustion."""
     gc.collect()

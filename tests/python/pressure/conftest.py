@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from conftest import SCRIPT_SECONDS, RunScript, Script
-from pressure_tools import MIB, ROUNDS, Counters, block, memory, testing
+from pressure_tools import MIB, ROUNDS, Counters, fill, memory, testing
 
 SERVER = Path(__file__).parent.parent / "script_server.py"
 
@@ -70,8 +70,10 @@ def rounds(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture
 def cache() -> list[torch.Tensor]:
-    """Live memory, all of it."""
-    return [block() for _ in range(64)]
+    """Live memory, all of it. Without a GIL a little may be left of other threads' tensors."""
+    filling: list[torch.Tensor] = []
+    fill(filling)
+    return filling
 
 
 class ScriptServer:

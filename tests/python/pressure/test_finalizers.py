@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from conftest import FREE_THREADED
 from pressure_tools import (
     KIB,
     MIB,
@@ -114,7 +115,8 @@ def test_it_frees(counters: Counters) -> None:
     block(32 * MIB)
     counters.check_all_rescued()
     assert cache == []
-    assert counters["reclaimed_bytes"] >= 60 * MIB
+    # Without a GIL some of it dies on the thread that made it, outside of the collection.
+    assert counters["reclaimed_bytes"] >= (1 if FREE_THREADED else 60) * MIB
 
 
 def test_it_raises(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from pressure_tools import (
     Node,
     block,
     expected_young,
+    fill,
     fill_with_garbage,
-    fits,
     free_bytes,
     make_garbage,
     memory,
@@ -94,7 +94,8 @@ def test_memory_fraction_is_named(counters: Counters) -> None:
     try:
         with pytest.raises(torch.OutOfMemoryError, match=r"above 16\.00 MiB, the memory fraction set for the device"):
             block(20 * MIB)
-        live = [block() for _ in range(16)]
+        live: list[torch.Tensor] = []
+        fill(live)
         with pytest.raises(torch.OutOfMemoryError, match=r"memory fraction set for the device allows 16\.00 MiB"):
             block()
         live.clear()
@@ -110,9 +111,8 @@ def test_growth_without_exhaustion_runs_no_collection(counters: Counters) -> Non
     seen: list[str] = []
     gc.callbacks.append(lambda phase, _info: seen.append(phase))
     try:
-        live = []
-        while fits(MIB):
-            live.append(block())
+        live: list[torch.Tensor] = []
+        fill(live)
     finally:
         gc.callbacks.pop()
     assert len(live) >= 60
