@@ -99,12 +99,12 @@ def exhaust_together(take: Callable[[int], torch.Tensor]) -> int:
     owners = [Owner(SHARE_BYTES) for _ in range(THREADS)]
     gc.collect()
     owners.clear()
-    barrier, failed = threading.Barrier(THREADS), []
+    barrier, failed, kept = threading.Barrier(THREADS), [], []
 
     def run() -> None:
         barrier.wait()
         try:
-            take(SHARE_BYTES)
+            kept.append(take(SHARE_BYTES))
         except torch.OutOfMemoryError:
             failed.append(threading.get_ident())
 
@@ -113,6 +113,8 @@ def exhaust_together(take: Callable[[int], torch.Tensor]) -> int:
         thread.start()
     for thread in threads:
         thread.join()
+    if len(kept) + len(failed) != THREADS:
+        raise AssertionError("a thread neither got its memory nor failed")
     return len(failed)
 
 
@@ -123,8 +125,8 @@ def full_collections_of_eight_threads() -> float:
         before = torch.spyre.memory.pressure_stats()
         failed = exhaust_together(allocate)
         after = torch.spyre.memory.pressure_stats()
-        if failed or after["failed"] != before["failed"]:
-            raise AssertionError(f"{failed} of {THREADS} threads failed")
+        if failed or after["rescued"] == before["rescued"]:
+            raise AssertionError(f"{failed} of {THREADS} threads failed: {after}")
         counts.append(after["collections.full"] - before["collections.full"])
     torch.spyre.memory.set_pressure_policy(gc="off")
     failures = [exhaust_together(collect_and_retry) for _ in range(THREAD_ROUNDS)]
