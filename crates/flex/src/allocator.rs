@@ -1,7 +1,7 @@
 //! [`FlexAllocator`]: the public face of one device's memory.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::address::{Chunk, VirtualAddress};
 use crate::arena::snapshot::RegionSnapshot;
@@ -9,24 +9,25 @@ use crate::arena::validate::Violation;
 use crate::arena::{Arena, BlockHandle, Chunks, Placed, RegionOrder, Request};
 use crate::composite::CompositeAddress;
 use crate::device::Device;
-use crate::directive::AllocationDirective;
+use crate::directive::{AllocationDirective, MemoryType};
 use crate::error::FlexError;
 use crate::fork::is_forked;
 use crate::lock::AllocatorGuard;
+use crate::magazines::parking::{ParkingRules, Suspension};
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{
     self, Aftermath, PressureCounters, PressureRequest, PressureStatistics, SharedCallback,
 };
 use crate::regions::Unserved;
-use crate::shared::{POISON_FRESH, Shared, State};
+use crate::shared::{POISON_FRESH, Shared, State, new_id};
 use crate::statistics::Statistics;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::{Condvar, Mutex};
 use crate::topology::Topology;
 
 /// How an allocator is set up.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct AllocatorOptions {
     /// Which region a request tries first.
     pub region_order: RegionOrder,
@@ -34,6 +35,15 @@ pub struct AllocatorOptions {
     pub poison: bool,
     /// Which device of the process it manages; told to user hooks.
     pub ordinal: u32,
+    /// Threads keep small blocks that they free for their own next requests. Such memory counts as free, and is taken
+    /// back before a request fails. Off while `poison` is on or a limit is set.
+    pub magazines: bool,
+}
+
+impl Default for AllocatorOptions {
+    fn default() -> Self {
+        AllocatorOptions { region_order: RegionOrder::default(), poison: false, ordinal: 0, magazines: true }
+    }
 }
 
 /// An allocator of one device's memory. A handle: clones share the allocator.
@@ -53,17 +63,21 @@ impl FlexAllocator {
         options: AllocatorOptions,
     ) -> Result<Self, FlexError> {
         let arena = Arena::new(topology, options.region_order);
-        let state = State { arena, waiters: Waiters::default(), callback: None };
+        let state = State { arena, waiters: Waiters::default(), callback: None, magazines: Vec::new() };
+        let parking = ParkingRules::new(topology, options.magazines && !options.poison);
         Ok(FlexAllocator {
-            shared: Arc::new(Shared {
+            shared: Arc::new_cyclic(|this| Shared {
                 device,
                 mutex: Mutex::new(state),
                 region_changed: Condvar::new(),
                 pending: PendingFrees::new(),
+                parking,
                 frees_in_flight: AtomicUsize::new(0),
                 counters: Arc::new(PressureCounters::default()),
                 poison: options.poison,
                 ordinal: options.ordinal,
+                id: new_id(),
+                this: Weak::clone(this),
             }),
         })
     }
@@ -85,7 +99,7 @@ impl FlexAllocator {
         bytes: u64,
         directive: &AllocationDirective,
     ) -> Result<CompositeAddress, FlexError> {
-        let chunks = match self.place_at_once(bytes, directive) {
+        let chunks = match self.place_quickly(bytes, directive) {
             Some(placed) => Chunks::from_elem(placed, 1),
             None => self.place(bytes, directive)?,
         };
@@ -101,7 +115,7 @@ impl FlexAllocator {
         bytes: u64,
         directive: &AllocationDirective,
     ) -> Result<(BlockHandle, Chunk), FlexError> {
-        if let Some(placed) = self.place_at_once(bytes, directive) {
+        if let Some(placed) = self.place_quickly(bytes, directive) {
             return Ok((placed.handle, placed.chunk));
         }
         directive.require_contiguous()?;
@@ -116,7 +130,7 @@ impl FlexAllocator {
     /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then.
     pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if self.shared.poison && !is_forked() {
-            let chunk = self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk);
+            let chunk = self.shared.lookup(handle).map(|(chunk, _)| chunk);
             let unknown = FlexError::UnknownAllocation { index: handle.index, generation: handle.generation };
             return self.shared.free_chunk(Placed { handle, chunk: chunk.ok_or(unknown)? });
         }
@@ -125,8 +139,7 @@ impl FlexAllocator {
 
     /// The rounded size of a live block, without locking; 0 for a handle never handed out.
     pub fn block_size_bytes(&self, handle: BlockHandle) -> u64 {
-        let units = self.shared.pending.size_units(handle).unwrap_or_default();
-        u64::from(units) * crate::units::ALIGNMENT_BYTES
+        self.shared.pending.record(handle.index).map_or(0, |record| record.size_bytes())
     }
 
     /// The chunk of a live block; `None` if the handle is stale.
@@ -134,7 +147,10 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn block(&self, handle: BlockHandle) -> Result<Option<Chunk>, FlexError> {
-        Ok(self.lock()?.state()?.arena.lookup(handle).map(|(chunk, _)| chunk))
+        if is_forked() {
+            return Err(FlexError::Forked);
+        }
+        Ok(self.shared.lookup(handle).map(|(chunk, _)| chunk))
     }
 
     /// Whether a host address lies in an acquired region of a host-addressable device.
@@ -238,10 +254,20 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn set_limit_bytes(&self, limit: Option<u64>) -> Result<(), FlexError> {
+        let parking = &self.shared.parking;
+        // For as long as there is a limit: it is the arena that keeps it.
+        let suspension = Suspension::begin(&self.shared);
         self.with_drained(|state| {
+            match (state.arena.limit_bytes(MemoryType::Tensor), limit) {
+                (None, Some(_)) => parking.suspend(),
+                (Some(_), None) => parking.resume(),
+                _ => {}
+            }
             state.arena.set_limit_bytes(limit);
             self.shared.serve(state);
-        })
+        })?;
+        drop(suspension);
+        Ok(())
     }
 
     /// Every acquired region with its blocks. Walks all blocks under the mutex: for looking, not for hot paths.
@@ -249,7 +275,10 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
-        self.with_drained(|state| state.arena.snapshot())
+        self.with_drained(|state| {
+            let pending = &self.shared.pending;
+            state.arena.snapshot_with(|index| pending.record(index).map(|record| record.slack_bytes))
+        })
     }
 
     /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else
@@ -259,6 +288,7 @@ impl FlexAllocator {
     /// [`FlexError::Device`] if the device refuses, [`FlexError::Forked`] in a forked child.
     pub fn empty_cache(&self) -> Result<u64, FlexError> {
         let mut guard = self.lock()?;
+        guard.drained()?;
         let mut returned = 0;
         if self.device().can_release_regions() {
             returned += guard.release_free_regions()?;
@@ -274,7 +304,7 @@ impl FlexAllocator {
         self.with_drained(|state| {
             state.arena.validate()?;
             for placed in state.waiters.granted().flatten() {
-                if state.arena.lookup(placed.handle).is_none() {
+                if !self.shared.pending.is_live(placed.handle) {
                     return Err(Violation(format!("granted block {:?} is not live", placed.handle)));
                 }
             }
@@ -283,12 +313,23 @@ impl FlexAllocator {
         .map_err(|violation| FlexError::Corrupted(violation.to_string()))
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.shared.device
     }
 
-    /// The way most requests go: one chunk, found at the first look. `None` says nothing, [`place`](Self::place) does.
+    /// The ways most requests go: one chunk, from this thread's magazine or found at the first look. `None` says nothing,
+    /// [`place`](Self::place) does.
+    #[inline]
+    fn place_quickly(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        self.shared.take_parked(bytes, directive).or_else(|| self.place_at_once(bytes, directive))
+    }
+
     #[inline]
     fn place_at_once(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
         let shared = &*self.shared;
@@ -298,8 +339,9 @@ impl FlexAllocator {
         let mut guard = shared.lock().ok()?;
         let state = guard.state().ok()?;
         shared.drain(state);
+        shared.settle_own(state);
         let placed = state.arena.place_at_once(bytes, directive)?;
-        shared.prepare(&placed);
+        shared.prepare(&state.arena, &placed);
         Some(placed)
     }
 
@@ -307,11 +349,13 @@ impl FlexAllocator {
         // Declared before the guard, hence dropped after it.
         let mut aftermath = Aftermath::default();
         let mut guard = self.lock()?;
-        let mut placement = guard.state()?.arena.check(bytes, directive)?;
+        let state = guard.state()?;
+        self.shared.settle_own(state);
+        let mut placement = state.arena.check(bytes, directive)?;
         let mut refusal = None;
         let placed = match guard.place(&mut placement, None, &mut refusal) {
             Ok(chunks) => Ok(chunks),
-            Err(Unserved::Exhausted) => pressure::exhausted(&mut guard, placement, refusal, &mut aftermath),
+            Err(Unserved::Exhausted) => self.relieve(&mut guard, placement, refusal, &mut aftermath),
             Err(Unserved::Impossible) => Err(impossible(&mut guard, placement)?),
             Err(Unserved::Forked) => Err(FlexError::Forked),
         };
@@ -322,6 +366,27 @@ impl FlexAllocator {
             self.poison_fresh(&chunks)?;
         }
         Ok(chunks)
+    }
+
+    /// Serves a request that was not served at first. While it lasts nothing is parked, so that whoever frees memory
+    /// serves it.
+    fn relieve(
+        &self,
+        guard: &mut AllocatorGuard<'_>,
+        mut placement: Request,
+        mut refusal: Option<FlexError>,
+        aftermath: &mut Aftermath,
+    ) -> Result<Chunks, FlexError> {
+        let _suspension = Suspension::begin(&self.shared);
+        // What was parked between its search and the suspension is found before anything is collected.
+        if self.shared.take_back_parked(guard.state()?) {
+            match guard.place(&mut placement, None, &mut refusal) {
+                Ok(chunks) => return Ok(chunks),
+                Err(Unserved::Forked) => return Err(FlexError::Forked),
+                Err(Unserved::Exhausted | Unserved::Impossible) => {}
+            }
+        }
+        pressure::exhausted(guard, placement, refusal, aftermath)
     }
 
     /// Fills fresh blocks with a pattern. If the device fails at that, they are free again.

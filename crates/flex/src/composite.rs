@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::address::Chunk;
 use crate::arena::{BlockHandle, Chunks};
 use crate::error::FlexError;
+use crate::fork::is_forked;
 use crate::shared::Shared;
 use crate::units::DomainId;
 
@@ -129,7 +130,6 @@ impl AllocationRef {
 
     /// Whether the allocation has not been freed. Never true in a forked child.
     pub fn is_live(&self) -> bool {
-        let Ok(mut guard) = self.allocator.lock() else { return false };
-        guard.drained().is_ok_and(|state| state.arena.lookup(self.handle).is_some())
+        !is_forked() && self.allocator.lookup(self.handle).is_some()
     }
 }

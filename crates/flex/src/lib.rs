@@ -53,6 +53,7 @@ pub mod error;
 pub mod fork;
 pub mod gate;
 mod lock;
+mod magazines;
 #[cfg(all(test, any(loom, shuttle)))]
 mod model_world;
 mod pending;

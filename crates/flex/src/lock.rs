@@ -142,11 +142,14 @@ impl<'a> AllocatorGuard<'a> {
         self.state.as_deref_mut().ok_or(Forked)
     }
 
-    /// The state after everything pending was freed, at most one batch in each hold of the mutex.
+    /// The state after everything pending or parked was freed, at most one batch of pending frees in each hold of the
+    /// mutex.
     pub(crate) fn drained(&mut self) -> Result<&mut State, Forked> {
         let shared = self.shared;
         loop {
-            shared.drain(self.state()?);
+            let state = self.state()?;
+            shared.drain(state);
+            shared.take_back_parked(state);
             if shared.pending.is_empty() {
                 return self.state();
             }

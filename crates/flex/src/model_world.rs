@@ -54,7 +54,9 @@ pub(crate) const BLOCK: u64 = ALIGNMENT_BYTES;
 /// An allocator of so many blocks, in one region.
 pub(crate) fn allocator(blocks: u64) -> FlexAllocator {
     let topology = Topology::uniform(blocks * BLOCK).unwrap();
-    FlexAllocator::new(Arc::new(ModelDevice::default()), &topology, AllocatorOptions::default()).unwrap()
+    // Magazines have models of their own; the others would have too many steps with them.
+    let options = AllocatorOptions { magazines: false, ..AllocatorOptions::default() };
+    FlexAllocator::new(Arc::new(ModelDevice::default()), &topology, options).unwrap()
 }
 
 pub(crate) fn allocate(allocator: &FlexAllocator) -> Result<CompositeAddress, FlexError> {

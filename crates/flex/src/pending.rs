@@ -1,37 +1,72 @@
-//! Frees that found the mutex taken: an intrusive, lock-free list of block handles.
+//! What is known of a block without the mutex, and frees that found the mutex taken: an intrusive, lock-free list of
+//! block handles.
 //!
 //! Every block has a link here, indexed like its node in the arena, so that pushing needs no memory. Links live
 //! in chunks that never move; chunks are added under the allocator mutex when a block with a new index is
 //! handed out, before anybody can free it.
 //!
 //! Invariants:
-//! - a block is freed once: by the thread that turns its link from live to 0 (holding the mutex) or to queued, so a
-//!   stale handle is found out at once, whatever its index names meanwhile;
+//! - a block is freed once: by the thread that turns its link from live to 0 or to queued, so a stale handle is found
+//!   out at once, whatever its index names meanwhile;
+//! - what a link says of its block changes only while the block is nobody's but the writer's: before it is handed out;
 //! - `head` is pushed to by any thread and taken as a whole, so that there is no ABA;
 //! - `backlog`, what a bounded drain took and did not finish, is changed only under the allocator mutex.
 
 use std::sync::OnceLock;
 
-use crate::arena::BlockHandle;
+use crate::arena::blocks::next_generation;
+use crate::arena::{BlockHandle, RegionSlot};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::newest;
+use crate::units::ALIGNMENT_BYTES;
 
 /// At most this many blocks are drained in one hold of the mutex: a long drain is an unbounded critical section.
 pub(crate) const DRAIN_LIMIT: usize = if cfg!(all(test, loom)) { 2 } else { 256 };
 
 /// Generations have 24 bits.
 const QUEUED: u64 = 1 << 31;
+/// Beside [`QUEUED`]: the block was parked in a magazine.
+const PARKED: u64 = 1 << 30;
 
-const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 1024 };
-const CHUNKS: usize = 22;
+/// The first so many chunks hold `FIRST_CHUNK` links each; then the size doubles after every so many.
+const CHUNKS_OF_A_SIZE: u32 = 8;
+const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 256 };
+const CHUNKS: usize = (CHUNKS_OF_A_SIZE * (33 - 8 - CHUNKS_OF_A_SIZE.ilog2())) as usize;
 
 #[derive(Default)]
 struct Link {
     /// 0: the index names no block that may be freed. A generation: that block is live. [`QUEUED`] and a generation
-    /// in the low half, the next index + 1 in the high half: that block is on the list.
+    /// in the low half, perhaps [`PARKED`] too, the next index + 1 in the high half: that block is on the list.
     word: AtomicU64,
-    /// The block's size in units, written under the mutex when the block is handed out.
     size_units: AtomicU32,
+    offset_units: AtomicU32,
+    /// The region's slot in the low half; above it the slack.
+    slot_and_slack: AtomicU32,
+}
+
+/// A block, as its link describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockRecord {
+    /// Rounded size.
+    pub(crate) size_units: u32,
+    /// Start within the region.
+    pub(crate) offset_units: u32,
+    /// The region.
+    pub(crate) slot: RegionSlot,
+    /// Rounded size less requested size.
+    pub(crate) slack_bytes: u8,
+}
+
+impl BlockRecord {
+    /// Rounded size.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        u64::from(self.size_units) * ALIGNMENT_BYTES
+    }
+
+    /// Bytes asked for.
+    pub(crate) fn requested_bytes(&self) -> u64 {
+        self.size_bytes() - u64::from(self.slack_bytes)
+    }
 }
 
 /// The pending frees of one allocator.
@@ -51,49 +86,81 @@ impl PendingFrees {
     }
 
     /// Prepares the link of a block that is being handed out. Called under the mutex.
-    pub(crate) fn prepare(&self, handle: BlockHandle, size_units: u32) {
+    pub(crate) fn prepare(&self, handle: BlockHandle, record: &BlockRecord) {
         let (chunk, offset) = locate(handle.index);
         let links =
-            self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Link::default()).collect());
-        links[offset].size_units.store(size_units, Ordering::Relaxed);
+            self.chunks[chunk].get_or_init(|| (0..chunk_size(chunk)).map(|_| Link::default()).collect());
+        let link = &links[offset];
+        link.size_units.store(record.size_units, Ordering::Relaxed);
+        link.offset_units.store(record.offset_units, Ordering::Relaxed);
+        link.write_slot_and_slack(record.slot, record.slack_bytes);
         // Whoever frees the block got its handle from the thread that prepared it.
-        links[offset].word.store(u64::from(handle.generation), Ordering::Relaxed);
+        link.word.store(u64::from(handle.generation), Ordering::Relaxed);
     }
 
-    /// Takes the right to free a live block, for a thread that holds the mutex. `false` if the block was freed or
-    /// queued before, or never handed out.
+    /// Hands out again a block that was claimed and has not been given back to the arena: with the next generation, for
+    /// a request that leaves `slack_bytes` unused. For the thread that has the block to itself.
+    #[inline]
+    pub(crate) fn renew(&self, claimed: BlockHandle, slack_bytes: u8) -> Option<(BlockHandle, BlockRecord)> {
+        let link = self.link(claimed.index)?;
+        let handle = BlockHandle { generation: next_generation(claimed.generation), ..claimed };
+        let record = BlockRecord { slack_bytes, ..link.record() };
+        link.write_slot_and_slack(record.slot, slack_bytes);
+        link.word.store(u64::from(handle.generation), Ordering::Relaxed);
+        Some((handle, record))
+    }
+
+    /// Takes the right to free a live block. `false` if the block was freed or queued before, or never handed out.
+    #[inline]
     pub(crate) fn claim(&self, handle: BlockHandle) -> bool {
         let live = u64::from(handle.generation);
         let Some(link) = self.link(handle.index) else { return false };
         live != 0 && link.word.compare_exchange(live, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The size that was recorded when the block was handed out, in units; `None` for an index never handed out.
-    pub(crate) fn size_units(&self, handle: BlockHandle) -> Option<u32> {
-        Some(self.link(handle.index)?.size_units.load(Ordering::Relaxed))
+    /// Whether a handle names a block that was handed out and not freed.
+    pub(crate) fn is_live(&self, handle: BlockHandle) -> bool {
+        let word = self.link(handle.index).map_or(0, |link| link.word.load(Ordering::Relaxed));
+        word != 0 && word == u64::from(handle.generation)
+    }
+
+    /// What was recorded when the block was handed out; `None` for an index never handed out. Of meaning to those who
+    /// know that the block is live, or claim it afterwards.
+    #[inline]
+    pub(crate) fn record(&self, index: u32) -> Option<BlockRecord> {
+        Some(self.link(index)?.record())
+    }
+
+    /// Queues a block that was parked: it is claimed, and the caller has taken it out of its magazine.
+    pub(crate) fn push_parked(&self, handle: BlockHandle) {
+        let Some(link) = self.link(handle.index) else { unreachable!("a parked block has a link") };
+        self.publish(link, handle, QUEUED | PARKED);
     }
 
     /// Queues a live block. `false` if it was freed or queued before, or never handed out.
     pub(crate) fn push(&self, handle: BlockHandle) -> bool {
         let Some(link) = self.link(handle.index) else { return false };
-        let mut head = self.head.load(Ordering::Relaxed);
-        let live = u64::from(handle.generation);
-        let word = |next: u32| u64::from(next) << 32 | QUEUED | live;
+        let (live, word) = (u64::from(handle.generation), queued(handle, 0, QUEUED));
         if live == 0
-            || link.word.compare_exchange(live, word(head), Ordering::Relaxed, Ordering::Relaxed).is_err()
+            || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }
+        self.publish(link, handle, QUEUED);
+        true
+    }
+
+    /// Makes a block that is the caller's the head of the list.
+    fn publish(&self, link: &Link, handle: BlockHandle, marks: u64) {
+        let mut head = self.head.load(Ordering::Relaxed);
         loop {
+            link.word.store(queued(handle, head, marks), Ordering::Relaxed);
             // Release publishes the link. Acquire orders the push before the caller's look at the mutex: whoever has
             // released that without seeing the push did so before.
             match self.head.compare_exchange_weak(head, handle.index + 1, Ordering::AcqRel, Ordering::Relaxed)
             {
-                Ok(_) => return true,
-                Err(current) => {
-                    head = current;
-                    link.word.store(word(head), Ordering::Relaxed);
-                }
+                Ok(_) => return,
+                Err(current) => head = current,
             }
         }
     }
@@ -112,7 +179,7 @@ impl PendingFrees {
     }
 
     /// Hands at most [`DRAIN_LIMIT`] queued blocks to `release`, oldest taken batch first. Called under the mutex.
-    pub(crate) fn drain(&self, mut release: impl FnMut(BlockHandle)) {
+    pub(crate) fn drain(&self, mut release: impl FnMut(Drained)) {
         let mut next = self.backlog.load(Ordering::Relaxed);
         if next == 0 {
             next = self.head.swap(0, Ordering::Acquire);
@@ -124,22 +191,64 @@ impl PendingFrees {
             let word = link.word.swap(0, Ordering::Relaxed);
             debug_assert_ne!(word & QUEUED, 0, "a block on the list is queued");
             next = (word >> 32) as u32;
-            release(BlockHandle { index, generation: (word & (QUEUED - 1)) as u32 });
+            let generation = (word & (PARKED - 1)) as u32;
+            release(Drained { handle: BlockHandle { index, generation }, was_parked: word & PARKED != 0 });
         }
         self.backlog.store(next, Ordering::Relaxed);
     }
 
+    #[inline]
     fn link(&self, index: u32) -> Option<&Link> {
         let (chunk, offset) = locate(index);
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 }
 
-/// Chunk `k` holds `FIRST_CHUNK << k` links.
+impl Link {
+    #[inline]
+    fn record(&self) -> BlockRecord {
+        let slot_and_slack = self.slot_and_slack.load(Ordering::Relaxed);
+        BlockRecord {
+            size_units: self.size_units.load(Ordering::Relaxed),
+            offset_units: self.offset_units.load(Ordering::Relaxed),
+            slot: RegionSlot(slot_and_slack as u16),
+            slack_bytes: (slot_and_slack >> 16) as u8,
+        }
+    }
+
+    #[inline]
+    fn write_slot_and_slack(&self, slot: RegionSlot, slack_bytes: u8) {
+        let word = u32::from(slot.0) | u32::from(slack_bytes) << 16;
+        self.slot_and_slack.store(word, Ordering::Relaxed);
+    }
+}
+
+/// The word of a block on the list before the head.
+fn queued(handle: BlockHandle, head: u32, marks: u64) -> u64 {
+    u64::from(head) << 32 | marks | u64::from(handle.generation)
+}
+
+/// A block that was taken off the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Drained {
+    pub(crate) handle: BlockHandle,
+    /// It was parked before, not freed by its owner.
+    pub(crate) was_parked: bool,
+}
+
+/// Which chunk a link is in, and where.
+#[inline]
 fn locate(index: u32) -> (usize, usize) {
-    let position = u64::from(index) + u64::from(FIRST_CHUNK);
-    let chunk = position.ilog2() - FIRST_CHUNK.ilog2();
-    (chunk as usize, (position - (u64::from(FIRST_CHUNK) << chunk)) as usize)
+    // The leading bit and the three after it.
+    let position = u64::from(index) + u64::from(FIRST_CHUNK * CHUNKS_OF_A_SIZE);
+    let shift = position.ilog2() - CHUNKS_OF_A_SIZE.ilog2();
+    let step = (shift - FIRST_CHUNK.ilog2()) * CHUNKS_OF_A_SIZE;
+    let chunk = u64::from(step) + (position >> shift) - u64::from(CHUNKS_OF_A_SIZE);
+    (chunk as usize, (position & ((1 << shift) - 1)) as usize)
+}
+
+fn chunk_size(chunk: usize) -> u32 {
+    FIRST_CHUNK << (chunk as u32 / CHUNKS_OF_A_SIZE)
 }
 
 #[cfg(all(test, loom))]
@@ -148,19 +257,23 @@ mod models;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::arena::blocks::MAX_GENERATION;
     use std::collections::HashSet;
 
     fn handle(index: u32) -> BlockHandle {
         BlockHandle { index, generation: index % 1000 + 1 }
     }
 
+    const RECORD: BlockRecord =
+        BlockRecord { size_units: 3, offset_units: 70_000, slot: RegionSlot(4095), slack_bytes: 128 };
+
     #[test]
     fn locate_tiles_the_index_space() {
         let mut expected = (0, 0);
-        for index in 0..20_000 {
+        for index in 0..200_000 {
             assert_eq!(locate(index), expected, "index {index}");
             expected.1 += 1;
-            if expected.1 == (FIRST_CHUNK as usize) << expected.0 {
+            if expected.1 == chunk_size(expected.0) as usize {
                 expected = (expected.0 + 1, 0);
             }
         }
@@ -170,17 +283,17 @@ mod tests {
     fn a_block_is_queued_once() {
         let pending = PendingFrees::new();
         assert!(!pending.push(handle(5)), "never handed out");
-        pending.prepare(handle(5), 3);
-        assert_eq!(pending.size_units(handle(5)), Some(3));
+        pending.prepare(handle(5), &RECORD);
+        assert_eq!(pending.record(5), Some(RECORD));
         assert!(pending.push(handle(5)));
         assert!(!pending.push(handle(5)), "queued already");
         let mut seen = Vec::new();
         pending.drain(|block| seen.push(block));
-        assert_eq!(seen, [handle(5)]);
+        assert_eq!(seen, [Drained { handle: handle(5), was_parked: false }]);
         assert!(pending.is_empty());
         assert!(!pending.push(handle(5)), "freed");
         let newer = BlockHandle { generation: 7, ..handle(5) };
-        pending.prepare(newer, 1);
+        pending.prepare(newer, &RECORD);
         assert!(!pending.push(handle(5)), "the handle of an earlier block");
         assert!(!pending.claim(handle(5)));
         assert!(pending.claim(newer));
@@ -189,18 +302,34 @@ mod tests {
     }
 
     #[test]
+    fn a_claimed_block_is_handed_out_again_or_queued() {
+        let pending = PendingFrees::new();
+        let first = BlockHandle { index: 1, generation: MAX_GENERATION };
+        pending.prepare(first, &RECORD);
+        assert!(pending.is_live(first) && pending.claim(first) && !pending.is_live(first));
+        let (second, record) = pending.renew(first, 5).unwrap();
+        assert_eq!(second, BlockHandle { index: 1, generation: 1 });
+        assert_eq!(record, BlockRecord { slack_bytes: 5, ..RECORD });
+        assert!(pending.is_live(second) && !pending.claim(first) && pending.claim(second));
+        pending.push_parked(second);
+        assert!(!pending.push(second) && !pending.claim(second), "queued");
+        pending.drain(|block| assert_eq!(block, Drained { handle: second, was_parked: true }));
+        assert!(pending.is_empty());
+    }
+
+    #[test]
     fn a_drain_is_bounded_and_loses_nothing() {
         let pending = PendingFrees::new();
         let total = DRAIN_LIMIT as u32 * 2 + 7;
         for index in 0..total {
-            pending.prepare(handle(index), 1);
+            pending.prepare(handle(index), &RECORD);
             assert!(pending.push(handle(index)));
         }
         let mut seen = HashSet::new();
         for expected in [DRAIN_LIMIT, DRAIN_LIMIT, 7] {
             assert!(!pending.is_empty());
             let before = seen.len();
-            pending.drain(|block| assert!(seen.insert(block.index)));
+            pending.drain(|block| assert!(seen.insert(block.handle.index)));
             assert_eq!(seen.len() - before, expected);
         }
         assert!(pending.is_empty());
@@ -211,7 +340,7 @@ mod tests {
         const PER_THREAD: u32 = 2_000;
         let pending = PendingFrees::new();
         for index in 0..4 * PER_THREAD {
-            pending.prepare(handle(index), 1);
+            pending.prepare(handle(index), &RECORD);
         }
         let mut seen = HashSet::new();
         std::thread::scope(|scope| {
@@ -226,7 +355,7 @@ mod tests {
                 })
                 .collect();
             while pushers.iter().any(|pusher| !pusher.is_finished()) || !pending.is_empty() {
-                pending.drain(|block| assert!(seen.insert(block.index)));
+                pending.drain(|block| assert!(seen.insert(block.handle.index)));
             }
         });
         assert_eq!(seen.len(), 4 * PER_THREAD as usize);

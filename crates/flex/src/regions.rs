@@ -62,12 +62,17 @@ impl AllocatorGuard<'_> {
             match shared.place(state, placement) {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unplaced::NeedsRegion(slot)) => {
+                    if shared.take_back_parked(state) {
+                        state.arena.region_failed(slot); // Not asked for yet.
+                        continue;
+                    }
                     if let Err(error) = self.acquire_region(slot)? {
                         placement.refused.push(slot);
                         refusal.get_or_insert(error);
                     }
                 }
                 Err(_) if !shared.pending.is_empty() => self.unlocked(|_| ())?,
+                Err(_) if shared.take_back_parked(state) => {}
                 Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
                 Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
                 Err(Unplaced::RegionBusy) => {

@@ -1,22 +1,33 @@
 //! What the handles of one allocator share: the mutex and what it protects, and what is reached without it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
+use crate::address::Chunk;
 use crate::arena::{Arena, BlockHandle, Chunks, Placed, Request, Unplaced};
 use crate::device::Device;
 use crate::error::FlexError;
 use crate::fork::is_forked;
+use crate::magazines::parking::ParkingRules;
+use crate::magazines::tally::Amounts;
+use crate::magazines::{Magazine, Parking};
 use crate::pending::PendingFrees;
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{PressureCounters, SharedCallback, collecting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
-use crate::units::ALIGNMENT_BYTES;
 
 /// What a poisoned fresh block is filled with.
 pub(crate) const POISON_FRESH: u8 = 0xcd;
 /// What a poisoned freed block is filled with.
 pub(crate) const POISON_FREED: u8 = 0xdd;
+
+/// The next allocator's [`Shared::id`].
+static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+
+/// A number that no other allocator of the process has or had.
+pub(crate) fn new_id() -> u64 {
+    NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
 
 /// One allocator. Lock: `mutex` protects [`State`]; every other field is atomic, immutable, or says its rule.
 pub(crate) struct Shared {
@@ -25,6 +36,7 @@ pub(crate) struct Shared {
     /// Signalled, with the mutex, when a region has been acquired or released.
     pub(crate) region_changed: Condvar,
     pub(crate) pending: PendingFrees,
+    pub(crate) parking: ParkingRules,
     /// Raised by a free that found the mutex taken, lowered when its block is back or pending.
     pub(crate) frees_in_flight: AtomicUsize,
     pub(crate) counters: Arc<PressureCounters>,
@@ -32,6 +44,10 @@ pub(crate) struct Shared {
     pub(crate) poison: bool,
     /// Which device of the process it is.
     pub(crate) ordinal: u32,
+    /// Names it among all allocators of the process, dead ones included.
+    pub(crate) id: u64,
+    /// Itself.
+    pub(crate) this: Weak<Shared>,
 }
 
 /// What the mutex protects.
@@ -39,6 +55,8 @@ pub(crate) struct State {
     pub(crate) arena: Arena,
     pub(crate) waiters: Waiters,
     pub(crate) callback: Option<SharedCallback>,
+    /// Those of all threads, and of ended ones until somebody has looked.
+    pub(crate) magazines: Vec<Arc<Magazine>>,
 }
 
 impl Shared {
@@ -52,8 +70,12 @@ impl Shared {
 
     #[cold]
     fn drain_some(&self, state: &mut State) {
-        self.pending.drain(|handle| {
-            let released = state.arena.release(handle);
+        self.settle_own(state);
+        self.pending.drain(|block| {
+            if block.was_parked {
+                return self.release_parked(state, block.handle);
+            }
+            let released = self.release_claimed(state, block.handle);
             debug_assert!(released.is_ok(), "a queued block is live: {released:?}");
         });
         self.serve(state);
@@ -62,7 +84,7 @@ impl Shared {
     /// Places a request, or says why not.
     pub(crate) fn place(&self, state: &mut State, request: &Request) -> Result<Chunks, Unplaced> {
         let chunks = state.arena.place(request)?;
-        chunks.iter().for_each(|placed| self.prepare(placed));
+        chunks.iter().for_each(|placed| self.prepare(&state.arena, placed));
         Ok(chunks)
     }
 
@@ -71,7 +93,7 @@ impl Shared {
         let State { arena, waiters, .. } = state;
         waiters.serve(|placement| match arena.place(placement) {
             Ok(chunks) => {
-                chunks.iter().for_each(|placed| self.prepare(placed));
+                chunks.iter().for_each(|placed| self.prepare(arena, placed));
                 Some(chunks)
             }
             Err(unplaced) => {
@@ -94,13 +116,29 @@ impl Shared {
             return Ok(());
         }
         if collecting::kind().is_some()
-            && let Some(units) = self.pending.size_units(handle)
+            && let Some(record) = self.pending.record(handle.index)
         {
-            self.counters.count_freed(u64::from(units) * ALIGNMENT_BYTES);
+            self.counters.count_freed(record.size_bytes());
         }
+        match self.park(handle) {
+            Some(Parking::Parked(None)) => return Ok(()),
+            Some(Parking::Parked(Some(overflow))) => {
+                self.give_back(&overflow);
+                return Ok(());
+            }
+            Some(Parking::Stale) => return Err(unknown(handle)),
+            Some(Parking::Refused(Some(evicted))) => self.give_back(&[evicted]),
+            Some(Parking::Refused(None)) | None => {}
+        }
+        self.free_directly(handle)
+    }
+
+    /// Frees a block without parking it.
+    fn free_directly(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if let Some(mut guard) = self.try_lock() {
             let shared = guard.shared();
             let Ok(state) = guard.state() else { return Ok(()) };
+            shared.settle_own(state);
             shared.release(state, handle)?;
             shared.serve(state);
             shared.drain(state);
@@ -119,6 +157,20 @@ impl Shared {
         if !self.pending.claim(handle) {
             return Err(unknown(handle));
         }
+        self.release_claimed(state, handle)
+    }
+
+    /// Gives a block back that its owner has freed and this thread has claimed.
+    fn release_claimed(&self, state: &mut State, handle: BlockHandle) -> Result<(), FlexError> {
+        if !state.magazines.is_empty()
+            && let Some(record) = self.pending.record(handle.index)
+        {
+            state.arena.catch_up(handle, record.slack_bytes);
+            if !state.arena.covers(Amounts::block(record.size_bytes(), record.slack_bytes)) {
+                // Another thread's magazine handed it out, and has not settled that.
+                self.settle_all(state);
+            }
+        }
         state.arena.release(handle).map(drop)
     }
 
@@ -134,8 +186,16 @@ impl Shared {
 
     /// Readies a block for its free, before it is handed out.
     #[inline]
-    pub(crate) fn prepare(&self, placed: &Placed) {
-        self.pending.prepare(placed.handle, (placed.chunk.size_bytes / ALIGNMENT_BYTES) as u32);
+    pub(crate) fn prepare(&self, arena: &Arena, placed: &Placed) {
+        let record = arena.record_of(placed.handle);
+        self.parking.note_region(&record, placed.chunk.address.region_id);
+        self.pending.prepare(placed.handle, &record);
+    }
+
+    /// The chunk of a live block and the bytes asked for.
+    pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
+        let record = self.pending.is_live(handle).then(|| self.pending.record(handle.index))??;
+        Some((self.parking.chunk_of(&record), record.requested_bytes()))
     }
 }
 
@@ -157,10 +217,10 @@ fn unknown(handle: BlockHandle) -> FlexError {
 }
 
 /// Counts a free while it is under way, also when it unwinds.
-struct InFlight<'a>(&'a AtomicUsize);
+pub(crate) struct InFlight<'a>(&'a AtomicUsize);
 
 impl<'a> InFlight<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
+    pub(crate) fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         InFlight(count)
     }

@@ -11,11 +11,13 @@
 pub(crate) mod model;
 
 #[cfg(all(test, any(loom, shuttle)))]
-pub(crate) use model::{Condvar, Mutex, MutexGuard, atomic, catch_unwind, newest, now, thread, thread_local};
+pub(crate) use model::{
+    Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
+};
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use self::real::{
-    Condvar, Mutex, MutexGuard, atomic, catch_unwind, newest, now, thread, thread_local,
+    Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
@@ -31,6 +33,41 @@ mod real {
         // Not `fetch_or(0)`: compilers make that a fence and a load, which is slower.
         let read = value.compare_exchange(0, 0, atomic::Ordering::AcqRel, atomic::Ordering::Relaxed);
         read.unwrap_or_else(|value| value)
+    }
+
+    pub(crate) mod barrier {
+        //! A pair of barriers of which one costs nothing. Of two threads of which each stores, passes one of them and
+        //! then loads what the other stored, at least one sees the other's store; one of the two barriers is `heavy`.
+
+        use std::sync::LazyLock;
+        use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+        /// Whether the kernel has all running threads of the process pass a barrier when asked.
+        #[cfg(target_os = "linux")]
+        static ON_DEMAND: LazyLock<bool> = LazyLock::new(|| {
+            use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+            let register = MembarrierCommand::RegisterPrivateExpedited;
+            membarrier_query().contains_command(register) && membarrier(register).is_ok()
+        });
+        #[cfg(not(target_os = "linux"))]
+        static ON_DEMAND: LazyLock<bool> = LazyLock::new(|| false);
+
+        /// For the thread that passes it often.
+        #[inline]
+        pub(crate) fn light() {
+            if *ON_DEMAND { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
+        }
+
+        /// For the thread that passes it seldom: some microseconds, and no waiting for anybody.
+        pub(crate) fn heavy() {
+            fence(Ordering::SeqCst);
+            #[cfg(target_os = "linux")]
+            if *ON_DEMAND {
+                use rustix::thread::{MembarrierCommand, membarrier};
+                let passed = membarrier(MembarrierCommand::PrivateExpedited);
+                debug_assert!(passed.is_ok(), "registered: {passed:?}");
+            }
+        }
     }
 
     /// The time.

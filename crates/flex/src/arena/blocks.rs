@@ -14,6 +14,12 @@ pub(crate) const NIL: u32 = 0;
 /// Generations count from 1 to this and start again at 1.
 pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
 
+/// The generation of the allocation after one of the same node.
+#[inline]
+pub(crate) fn next_generation(generation: u32) -> u32 {
+    if generation == MAX_GENERATION { 1 } else { generation + 1 }
+}
+
 /// Nodes are added in steps of at least this many...
 const GROWTH_STEP: usize = 256;
 
@@ -219,6 +225,11 @@ impl Blocks {
             .filter(|node| node.state.is_occupied() && node.generation == handle.generation)
     }
 
+    /// The occupied block of an index, whatever its generation.
+    pub(crate) fn occupied_at(&mut self, index: u32) -> Option<&mut Node> {
+        self.nodes.get_mut(index as usize).filter(|node| node.state.is_occupied())
+    }
+
     /// Takes a node for a span; the caller links it. Its state is `Occupied` until it is put in a bin.
     pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32, zone: Zone) -> u32 {
         let index = if self.spare == NIL { self.grow() } else { self.spare };
@@ -243,7 +254,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn retire(&mut self, index: u32) {
         let node = self.node_mut(index);
-        node.generation = if node.generation == MAX_GENERATION { 1 } else { node.generation + 1 };
+        node.generation = next_generation(node.generation);
     }
 
     #[cold]

@@ -5,9 +5,12 @@
 //!
 //! Protected by the allocator mutex.
 
-use super::Arena;
+use super::{Arena, bytes_of};
+use crate::error::FlexError;
 use super::request::{Figures, Released};
+use super::BlockHandle;
 use crate::directive::MemoryType;
+use crate::magazines::tally::{Amounts, Settlement};
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
 use crate::units::ALIGNMENT_BYTES;
 
@@ -44,10 +47,29 @@ impl TypeCounters {
     }
 }
 
+/// What occupied tensor blocks add up to beyond the counters: blocks parked in magazines, as far as was settled. Not
+/// settled yet, it may be below zero.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Parked {
+    pub(crate) size_bytes: i64,
+    pub(crate) requested_bytes: i64,
+    pub(crate) blocks: i64,
+}
+
+impl Parked {
+    fn change(&mut self, increase: Amounts, decrease: Amounts) {
+        let difference = |field: fn(&Amounts) -> u64| field(&increase) as i64 - field(&decrease) as i64;
+        self.size_bytes += difference(|amounts| amounts.size_bytes);
+        self.requested_bytes += difference(|amounts| amounts.requested_bytes);
+        self.blocks += difference(|amounts| amounts.blocks);
+    }
+}
+
 /// All counters of an arena.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counters {
     by_type: [TypeCounters; 2],
+    parked: Parked,
     out_of_memory_errors: u64,
     retries: u64,
 }
@@ -101,6 +123,37 @@ impl Counters {
         counters.settle_split();
     }
 
+    /// What occupied blocks of a type add up to beyond its counters.
+    pub(crate) fn parked(&self, memory_type: MemoryType) -> Parked {
+        match memory_type {
+            MemoryType::Tensor => self.parked,
+            MemoryType::Program => Parked::default(),
+        }
+    }
+
+    /// The allocated tensor memory.
+    fn tensor_amounts(&self) -> Amounts {
+        let tensor = self.of(MemoryType::Tensor);
+        Amounts {
+            size_bytes: tensor.allocated_bytes.current,
+            requested_bytes: tensor.requested_bytes.current,
+            blocks: tensor.allocation.current,
+        }
+    }
+
+    fn settle(&mut self, settlement: &Settlement) {
+        let Settlement { placed, freed, highest } = settlement;
+        self.parked.change(*freed, *placed);
+        let tensor = self.of_mut(MemoryType::Tensor);
+        tensor.allocated_bytes.catch_up(placed.size_bytes, freed.size_bytes, highest.size_bytes);
+        tensor.requested_bytes.catch_up(
+            placed.requested_bytes,
+            freed.requested_bytes,
+            highest.requested_bytes,
+        );
+        tensor.allocation.catch_up(placed.blocks, freed.blocks, highest.blocks);
+    }
+
     /// A region is acquired.
     pub(crate) fn acquired(&mut self, memory_type: MemoryType, usable_bytes: u64) {
         let counters = self.of_mut(memory_type);
@@ -117,6 +170,55 @@ impl Counters {
 }
 
 impl Arena {
+    /// Whether the counters include so much tensor memory.
+    #[inline]
+    pub(crate) fn covers(&self, amounts: Amounts) -> bool {
+        self.counters.tensor_amounts().covers(amounts)
+    }
+
+    /// Whether the counters can follow what went through magazines.
+    pub(crate) fn covers_settlement(&self, settlement: &Settlement) -> bool {
+        self.counters.tensor_amounts().zip(settlement.placed, u64::wrapping_add).covers(settlement.freed)
+    }
+
+    /// Follows what went through magazines.
+    pub(crate) fn settle(&mut self, settlement: &Settlement) {
+        self.counters.settle(settlement);
+    }
+
+    /// Brings the node of a live block up to date that magazines may have handed out again since the arena placed it.
+    #[inline]
+    pub(crate) fn catch_up(&mut self, handle: BlockHandle, slack_bytes: u8) {
+        let node = self.blocks.node_mut(handle.index);
+        if node.generation != handle.generation {
+            node.generation = handle.generation;
+            let slack_before = std::mem::replace(&mut node.slack_bytes, slack_bytes);
+            self.counters.parked.requested_bytes += i64::from(slack_before) - i64::from(slack_bytes);
+        }
+    }
+
+    /// Frees a block that was parked: the counters know nothing of it.
+    ///
+    /// # Errors
+    ///
+    /// [`FlexError::UnknownAllocation`] if the block is not occupied; nothing changes.
+    pub(crate) fn release_parked(&mut self, handle: BlockHandle) -> Result<(), FlexError> {
+        let BlockHandle { index, generation } = handle;
+        let Some(node) = self.blocks.occupied_at(index) else {
+            return Err(FlexError::UnknownAllocation { index, generation });
+        };
+        node.generation = generation;
+        let (size_units, slack_bytes, slot) = (node.size_units, node.slack_bytes, node.slot);
+        let region = &mut self.regions[usize::from(slot)];
+        let before = region.inactive_split();
+        region.give_back(&mut self.blocks, index);
+        let (memory_type, after) = (region.memory_type, region.inactive_split());
+        self.counters.move_split(memory_type, before, after);
+        self.counters.of_mut(memory_type).settle_split();
+        self.counters.parked.change(Amounts::default(), Amounts::block(bytes_of(size_units), slack_bytes));
+        Ok(())
+    }
+
     /// One consistent copy of all counters.
     pub(crate) fn statistics(&self) -> Statistics {
         let tensor = self.counters.of(MemoryType::Tensor);

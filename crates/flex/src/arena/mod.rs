@@ -31,12 +31,14 @@ pub(crate) use blocks::BlockHandle;
 pub(crate) use region::{RegionOrder, RegionSlot};
 pub(crate) use request::{Chunks, Figures, Placed, Released, Request, Unplaced};
 
+#[cfg(test)]
 use crate::address::Chunk;
 use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
 use crate::error::FlexError;
 use crate::topology::Topology;
 use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
-use blocks::Blocks;
+use crate::pending::BlockRecord;
+use blocks::{Blocks, Node};
 use counters::Counters;
 use region::{Phase, Region, Search};
 
@@ -179,7 +181,15 @@ impl Arena {
         Ok(released)
     }
 
+    /// Where a block is, as its link will say.
+    #[inline]
+    pub(crate) fn record_of(&self, handle: BlockHandle) -> BlockRecord {
+        let Node { size_units, offset_units, slot, slack_bytes, .. } = *self.blocks.node(handle.index);
+        BlockRecord { size_units, offset_units, slot: RegionSlot(slot), slack_bytes }
+    }
+
     /// The chunk of a live handle and the bytes asked for.
+    #[cfg(test)]
     pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
         let node = self.blocks.occupied(handle)?;
         let chunk = self.regions[usize::from(node.slot)].chunk_of(node)?;

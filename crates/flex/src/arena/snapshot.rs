@@ -37,17 +37,19 @@ pub struct BlockSnapshot {
 }
 
 impl Node {
-    fn snapshot(&self) -> BlockSnapshot {
+    fn snapshot(&self, slack_bytes: u8) -> BlockSnapshot {
         let size_bytes = bytes_of(self.size_units);
         let occupied = self.state.is_occupied();
-        let requested_bytes = if occupied { size_bytes - u64::from(self.slack_bytes) } else { 0 };
+        let requested_bytes = if occupied { size_bytes - u64::from(slack_bytes) } else { 0 };
         BlockSnapshot { offset_bytes: bytes_of(self.offset_units), size_bytes, requested_bytes, occupied }
     }
 }
 
 impl Arena {
-    /// All acquired regions with their blocks, by slot.
-    pub(crate) fn snapshot(&self) -> Vec<RegionSnapshot> {
+    /// All acquired regions with their blocks, by slot. `slack_of` says what an occupied block has beyond the bytes asked
+    /// for; its node may not know the newest request that it serves.
+    pub(crate) fn snapshot_with(&self, slack_of: impl Fn(u32) -> Option<u8>) -> Vec<RegionSnapshot> {
+        let block = |(index, node): (u32, &Node)| node.snapshot(slack_of(index).unwrap_or(node.slack_bytes));
         let regions = self.regions.iter().filter_map(|region| {
             let region_id = region.present_id()?;
             Some(RegionSnapshot {
@@ -55,10 +57,16 @@ impl Arena {
                 domain: region.domain,
                 memory_type: region.memory_type,
                 size_bytes: region.usable_bytes(),
-                blocks: self.blocks_of(region).map(|(_, node)| node.snapshot()).collect(),
+                blocks: self.blocks_of(region).map(block).collect(),
             })
         });
         regions.collect()
+    }
+
+    /// As [`snapshot_with`](Self::snapshot_with), of an arena that knows all there is.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self) -> Vec<RegionSnapshot> {
+        self.snapshot_with(|_| None)
     }
 
     /// The blocks of a region with their indices, in the order of their offsets.

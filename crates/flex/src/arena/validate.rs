@@ -169,11 +169,13 @@ impl Arena {
     /// The living counters equal what the regions add up to.
     fn validate_counters(&self, memory_type: MemoryType, sum: &Sum) -> Result<(), Violation> {
         let counters = self.counters.of(memory_type);
+        let parked = self.counters.parked(memory_type);
+        let beside = |sum: u64, parked: i64| sum.wrapping_sub(parked as u64);
         let requested_bytes = sum.occupied_bytes - sum.slack_bytes;
         let pairs = [
-            ("allocated bytes", counters.allocated_bytes, sum.occupied_bytes),
-            ("requested bytes", counters.requested_bytes, requested_bytes),
-            ("allocations", counters.allocation, sum.occupied_blocks),
+            ("allocated bytes", counters.allocated_bytes, beside(sum.occupied_bytes, parked.size_bytes)),
+            ("requested bytes", counters.requested_bytes, beside(requested_bytes, parked.requested_bytes)),
+            ("allocations", counters.allocation, beside(sum.occupied_blocks, parked.blocks)),
             ("reserved bytes", counters.reserved_bytes, sum.reserved_bytes),
             ("segments", counters.segment, sum.segments),
             ("inactive split bytes", counters.inactive_split_bytes, bytes_of(1) * sum.split.0),

@@ -9,6 +9,9 @@ use crate::sync::model::{check, with_plain_reads};
 use crate::sync::thread;
 use crate::{AllocationDirective, FlexAllocator};
 
+const RECORD: BlockRecord =
+    BlockRecord { size_units: 1, offset_units: 0, slot: RegionSlot(0), slack_bytes: 0 };
+
 fn handle(index: u32) -> BlockHandle {
     BlockHandle { index, generation: index + 1 }
 }
@@ -16,13 +19,13 @@ fn handle(index: u32) -> BlockHandle {
 /// A list with the links of so many blocks.
 fn list(blocks: u32) -> Arc<PendingFrees> {
     let pending = PendingFrees::new();
-    (0..blocks).for_each(|index| pending.prepare(handle(index), 1));
+    (0..blocks).for_each(|index| pending.prepare(handle(index), &RECORD));
     Arc::new(pending)
 }
 
 fn drain_into(pending: &PendingFrees, seen: &mut HashSet<BlockHandle>) {
     let before = seen.len();
-    pending.drain(|block| assert!(seen.insert(block), "{block:?} came twice"));
+    pending.drain(|block| assert!(seen.insert(block.handle), "{block:?} came twice"));
     assert!(seen.len() - before <= DRAIN_LIMIT);
 }
 
@@ -65,7 +68,7 @@ fn what_happened_to_a_block_before_its_free_is_seen_after_it() {
         };
         let frees = [free(0), free(1)];
         pending.drain(|block| {
-            let note = notes[block.index as usize].load(Ordering::Relaxed);
+            let note = notes[block.handle.index as usize].load(Ordering::Relaxed);
             assert_eq!(note, 1, "a push does not publish what came before");
         });
         frees.into_iter().for_each(|free| free.join().unwrap());
@@ -126,7 +129,7 @@ fn a_block_may_be_pushed_again_as_soon_as_it_is_released() {
         pending.drain(|block| {
             seen.insert(block);
             if block == handle(0) {
-                pending.prepare(again, 1);
+                pending.prepare(again, &RECORD);
                 assert!(pending.push(again), "its link is free before the block is released");
             }
         });

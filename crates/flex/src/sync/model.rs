@@ -34,6 +34,20 @@ pub(crate) mod atomic {
     pub(crate) use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 }
 
+pub(crate) mod barrier {
+    //! In the models both are full: which of them the kernel passes for the other is not modelled.
+
+    use super::checker::sync::atomic::{Ordering, fence};
+
+    pub(crate) fn light() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy() {
+        fence(Ordering::SeqCst);
+    }
+}
+
 /// What `sync` says of it, unless a mutant reads plainly; see [`with_plain_reads`].
 pub(crate) fn newest(value: &atomic::AtomicU32) -> u32 {
     use atomic::Ordering;

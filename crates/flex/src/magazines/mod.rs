@@ -1,0 +1,93 @@
+//! Magazines: small free blocks that a thread keeps for its own next requests, so that most pairs of an allocation and
+//! a free take no lock.
+//!
+//! [`Magazine`] is one thread's of one allocator: [`rack`]s of blocks of one size, and [`tally`] of what went through
+//! them, for the statistics. [`thread`] finds the calling thread's magazine and empties it when the thread ends;
+//! [`parking`] is how the allocator uses them.
+//!
+//! To the arena a parked block is occupied; to everybody else it is free. Whoever looks at the allocator as a whole, and
+//! whoever finds it exhausted, first takes back what all magazines hold: a swap for each block, whatever its owner is
+//! doing. Frees of a thread that did not allocate the block end up in its own magazine, and go back in batches.
+//!
+//! Invariants:
+//! - a parked block is claimed (see [`crate::pending`]), so no handle frees it a second time;
+//! - only the owner fills slots, and only empty ones; everybody may empty them;
+//! - while a request is under pressure or a limit is set, parking is suspended, and no block is parked: see
+//!   [`parking::Suspension`].
+
+pub(crate) mod parking;
+pub(crate) mod rack;
+pub(crate) mod tally;
+pub(crate) mod thread;
+
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+use crate::arena::BlockHandle;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use rack::{Class, Overflow, RACKS, Rack};
+use tally::Tally;
+
+/// The small blocks that one thread keeps, of one allocator.
+pub(crate) struct Magazine {
+    racks: [Rack; RACKS],
+    pub(crate) tally: Tally,
+    /// Its thread has ended.
+    orphaned: AtomicBool,
+}
+
+impl Magazine {
+    pub(crate) fn new() -> Magazine {
+        Magazine {
+            racks: std::array::from_fn(|_| Rack::new()),
+            tally: Tally::default(),
+            orphaned: AtomicBool::new(false),
+        }
+    }
+
+    /// A parked block of a class. For the owner.
+    #[inline]
+    fn take(&self, class: Class) -> Option<BlockHandle> {
+        let rack = &self.racks[class.rack()];
+        if rack.holds(class) { rack.pop() } else { None }
+    }
+
+    /// The rack where blocks of a class may be parked, if that holds no others. For the owner.
+    #[inline]
+    fn rack_for(&self, class: Class) -> Option<&Rack> {
+        let rack = &self.racks[class.rack()];
+        (rack.holds(class) || rack.adopt(class)).then_some(rack)
+    }
+
+    /// A block of another class than the one whose rack this is, to be given back: so a rack that is in the way of
+    /// others empties, and is theirs. For the owner.
+    fn evict(&self, class: Class) -> Option<BlockHandle> {
+        self.racks[class.rack()].pop()
+    }
+
+    /// Hands every parked block to `receive`. For any thread; the owner may go on meanwhile.
+    pub(crate) fn take_all(&self, mut receive: impl FnMut(BlockHandle)) {
+        self.racks.iter().for_each(|rack| rack.take_all(&mut receive));
+    }
+
+    fn orphan(&self) {
+        self.orphaned.store(true, Ordering::Release);
+    }
+
+    /// Whether its thread has ended: nobody parks here any more.
+    fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Ordering::Acquire)
+    }
+}
+
+/// What came of parking a block.
+pub(crate) enum Parking {
+    /// It is parked; these, parked before, are to be given back.
+    Parked(Option<Box<Overflow>>),
+    /// The handle is stale.
+    Stale,
+    /// There is no rack for its class, and it is still live; this one was in the way and is to be given back.
+    Refused(Option<BlockHandle>),
+}

@@ -1,0 +1,275 @@
+//! How the allocator uses magazines: blocks parked when they are freed, taken for requests, and taken back.
+//!
+//! Lock: none to park and to take; the allocator mutex to take back, where it can be had at once: frees never wait for
+//! it. Under the mutex the arena calls a parked block occupied, and its counters know those that were settled.
+
+use std::sync::Arc;
+
+use super::rack::{Class, Overflow};
+use super::tally::{Amounts, Settlement};
+use super::thread::{self, Own};
+use super::{Magazine, Parking};
+use crate::address::{Chunk, VirtualAddress};
+use crate::arena::{BlockHandle, Placed};
+use crate::directive::{AllocationDirective, MemoryType};
+use crate::fork::is_forked;
+use crate::pending::BlockRecord;
+use crate::shared::{InFlight, Shared, State};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::barrier;
+use crate::topology::Topology;
+use crate::units::{DomainId, RegionId};
+
+/// What is known of a region without the mutex.
+pub(crate) struct RegionPlace {
+    domain: DomainId,
+    memory_type: MemoryType,
+    /// The device's id, while blocks of the region are handed out.
+    region_id: AtomicU64,
+}
+
+/// Whether blocks may be parked, and the regions they may lie in.
+pub(crate) struct ParkingRules {
+    /// How many reasons there are against it: requests under pressure, a limit, or that it is not wanted.
+    suspensions: AtomicU32,
+    regions: Box<[RegionPlace]>,
+}
+
+impl ParkingRules {
+    pub(crate) fn new(topology: &Topology, wanted: bool) -> ParkingRules {
+        let place = |layout: &crate::topology::RegionLayout| RegionPlace {
+            domain: layout.domain,
+            memory_type: layout.memory_type,
+            region_id: AtomicU64::new(0),
+        };
+        ParkingRules {
+            suspensions: AtomicU32::new(u32::from(!wanted)),
+            regions: topology.regions().iter().map(place).collect(),
+        }
+    }
+
+    #[inline]
+    fn is_suspended(&self) -> bool {
+        self.suspensions.load(Ordering::Relaxed) != 0
+    }
+
+    /// From now on no block is parked. A block that was, or is just being parked, is found by whoever takes back what is
+    /// parked after this.
+    pub(crate) fn suspend(&self) {
+        self.suspensions.fetch_add(1, Ordering::SeqCst);
+        barrier::heavy();
+    }
+
+    /// Ends what [`suspend`](Self::suspend) began.
+    pub(crate) fn resume(&self) {
+        self.suspensions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The class of a block, if blocks like it are parked.
+    #[inline]
+    fn class_of(&self, record: &BlockRecord) -> Option<Class> {
+        let place = self.regions.get(usize::from(record.slot.0))?;
+        (place.memory_type == MemoryType::Tensor).then(|| Class::new(place.domain, record.size_units))?
+    }
+
+    /// Notes where a block is that is being handed out under the mutex.
+    #[inline]
+    pub(crate) fn note_region(&self, record: &BlockRecord, region_id: RegionId) {
+        self.regions[usize::from(record.slot.0)].region_id.store(region_id.0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn chunk_of(&self, record: &BlockRecord) -> Chunk {
+        let place = &self.regions[usize::from(record.slot.0)];
+        // A region with a block in it keeps its id.
+        let region_id = RegionId(place.region_id.load(Ordering::Relaxed));
+        let offset_bytes = u64::from(record.offset_units) * crate::units::ALIGNMENT_BYTES;
+        Chunk {
+            address: VirtualAddress { region_id, offset_bytes },
+            size_bytes: record.size_bytes(),
+            domain: place.domain,
+        }
+    }
+}
+
+/// While it lives, nothing is parked.
+pub(crate) struct Suspension<'a>(&'a Shared);
+
+impl<'a> Suspension<'a> {
+    pub(crate) fn begin(shared: &'a Shared) -> Self {
+        shared.parking.suspend();
+        Suspension(shared)
+    }
+}
+
+impl Drop for Suspension<'_> {
+    fn drop(&mut self) {
+        self.0.parking.resume();
+    }
+}
+
+impl Shared {
+    /// A block for a request from this thread's magazine.
+    #[inline]
+    pub(crate) fn take_parked(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        if self.parking.is_suspended() || is_forked() {
+            return None;
+        }
+        let class = Class::wanted(bytes, directive)?;
+        let taken = thread::with_own(self.id, |magazine| {
+            let claimed = magazine.take(class)?;
+            // Rounding adds less than 128 bytes.
+            let slack_bytes = (class.size_bytes() - bytes) as u8;
+            let (handle, record) = self.pending.renew(claimed, slack_bytes)?;
+            magazine.tally.place(Amounts::block(class.size_bytes(), slack_bytes));
+            Some(Placed { handle, chunk: self.parking.chunk_of(&record) })
+        });
+        match taken {
+            Own::Used(placed) => placed,
+            Own::Missing | Own::Ending => None,
+        }
+    }
+
+    /// Parks a block instead of freeing it. `Some` if the free is done with that.
+    #[inline]
+    pub(crate) fn park(&self, handle: BlockHandle) -> Option<Parking> {
+        if self.parking.is_suspended() {
+            return None;
+        }
+        let record = self.pending.record(handle.index)?;
+        let class = self.parking.class_of(&record)?;
+        match thread::with_own(self.id, |magazine| self.park_in(magazine, class, handle, &record)) {
+            Own::Used(parking) => Some(parking),
+            Own::Missing => {
+                self.give_this_thread_a_magazine();
+                None
+            }
+            Own::Ending => None,
+        }
+    }
+
+    #[inline]
+    fn park_in(
+        &self,
+        magazine: &Magazine,
+        class: Class,
+        handle: BlockHandle,
+        record: &BlockRecord,
+    ) -> Parking {
+        let Some(rack) = magazine.rack_for(class) else { return Parking::Refused(magazine.evict(class)) };
+        if !self.pending.claim(handle) {
+            return Parking::Stale;
+        }
+        let overflow = rack.is_full().then(|| rack.overflow());
+        magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
+        rack.push(handle);
+        barrier::light();
+        if self.parking.is_suspended() {
+            return Parking::Parked(rack.pop().map(|handle| Box::new(Overflow::from_elem(handle, 1))));
+        }
+        Parking::Parked(overflow)
+    }
+
+    #[cold]
+    fn give_this_thread_a_magazine(&self) {
+        let magazine = Arc::new(Magazine::new());
+        let Some(mut guard) = self.try_lock() else { return };
+        let Ok(state) = guard.state() else { return };
+        state.magazines.push(Arc::clone(&magazine));
+        drop(guard);
+        if let Some(shared) = self.this.upgrade()
+            && !thread::adopt(&shared, &magazine)
+        {
+            magazine.orphan();
+        }
+    }
+
+    /// Gives parked blocks, taken out of a magazine, back to the arena.
+    #[cold]
+    pub(crate) fn give_back(&self, parked: &[BlockHandle]) {
+        if is_forked() {
+            return;
+        }
+        if let Some(mut guard) = self.try_lock() {
+            let Ok(state) = guard.state() else { return };
+            self.settle_own(state);
+            parked.iter().for_each(|&handle| self.release_parked(state, handle));
+            self.serve(state);
+            self.drain(state);
+            return;
+        }
+        let _in_flight = InFlight::new(&self.frees_in_flight);
+        parked.iter().for_each(|&handle| self.pending.push_parked(handle));
+        self.after_unlock();
+    }
+
+    /// Gives back all that a magazine holds. On any thread, without waiting.
+    pub(crate) fn give_back_all(&self, magazine: &Magazine) {
+        let mut parked = Vec::new();
+        magazine.take_all(|handle| parked.push(handle));
+        self.give_back(&parked);
+    }
+
+    /// Gives back what all magazines hold, and settles what went through them. Whether there was anything.
+    pub(crate) fn take_back_parked(&self, state: &mut State) -> bool {
+        if state.magazines.is_empty() {
+            return false;
+        }
+        let magazines = std::mem::take(&mut state.magazines);
+        let mut any = false;
+        for magazine in &magazines {
+            magazine.take_all(|handle| {
+                self.release_parked(state, handle);
+                any = true;
+            });
+        }
+        state.magazines = magazines;
+        self.settle_all(state);
+        state.magazines.retain(|magazine| !magazine.is_orphaned());
+        if any {
+            self.serve(state);
+        }
+        any
+    }
+
+    /// Gives a parked block, taken out of a magazine, back to the arena.
+    pub(crate) fn release_parked(&self, state: &mut State, handle: BlockHandle) {
+        let released = state.arena.release_parked(handle);
+        debug_assert!(released.is_ok(), "a parked block is occupied: {released:?}");
+    }
+
+    /// Settles what went through this thread's magazine, so that a peak is seen before the arena's counters move.
+    #[inline]
+    pub(crate) fn settle_own(&self, state: &mut State) {
+        if state.magazines.is_empty() {
+            return;
+        }
+        thread::with_own(self.id, |magazine| {
+            if magazine.tally.is_settled() {
+                return;
+            }
+            let (settlement, settled) = magazine.tally.settlement(magazine.tally.freed());
+            // Else this thread has freed what another one placed and has not settled.
+            if state.arena.covers_settlement(&settlement) {
+                state.arena.settle(&settlement);
+                magazine.tally.settle(settled);
+            }
+        });
+    }
+
+    /// Settles what went through all magazines.
+    #[cold]
+    pub(crate) fn settle_all(&self, state: &mut State) {
+        // All frees are read first: the placement of each of those blocks is seen then.
+        let freed: Vec<Amounts> = state.magazines.iter().map(|magazine| magazine.tally.freed()).collect();
+        let mut total = Settlement::default();
+        for (magazine, freed) in state.magazines.iter().zip(freed) {
+            let (settlement, settled) = magazine.tally.settlement(freed);
+            total.placed = total.placed.zip(settlement.placed, u64::wrapping_add);
+            total.freed = total.freed.zip(settlement.freed, u64::wrapping_add);
+            total.highest = total.highest.zip(settlement.highest, u64::max);
+            magazine.tally.settle(settled);
+        }
+        state.arena.settle(&total);
+    }
+}

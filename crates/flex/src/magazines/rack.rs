@@ -1,0 +1,146 @@
+//! One rack of a magazine: a stack of parked blocks of one class.
+//!
+//! The owner pushes and pops at the top; others empty slots wherever they find a block. A slot is emptied by a swap, so
+//! that a block goes to one thread. `class` and `top` are the owner's alone; they are atomics because the rack is
+//! shared. No lock.
+
+use smallvec::SmallVec;
+
+use crate::arena::BlockHandle;
+use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::units::{ALIGNMENT_BYTES, DomainId};
+
+/// Racks of a magazine.
+pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 64 };
+/// Blocks of a rack.
+pub(crate) const SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 16 };
+/// Blocks up to this size are small: 64 KiB.
+pub(crate) const LARGEST_UNITS: u32 = (64 << 10) / ALIGNMENT_BYTES as u32;
+
+/// Blocks that are given back together when a rack is full.
+pub(crate) type Overflow = SmallVec<[BlockHandle; SLOTS / 2]>;
+
+/// What the blocks of a rack have in common: the domain and the size, for tensors. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Class(u64);
+
+impl Class {
+    /// The class of small tensor blocks.
+    #[inline]
+    pub(crate) fn new(domain: DomainId, size_units: u32) -> Option<Class> {
+        // 0 units wrap to the largest number.
+        (size_units.wrapping_sub(1) < LARGEST_UNITS)
+            .then(|| Class(u64::from(domain.0) << 32 | u64::from(size_units)))
+    }
+
+    /// The class of blocks that serve a request.
+    #[inline]
+    pub(crate) fn wanted(bytes: u64, directive: &AllocationDirective) -> Option<Class> {
+        let [domain] = *directive.domains() else { return None };
+        if directive.policy() != PlacementPolicy::Bind || directive.memory_type() != MemoryType::Tensor {
+            return None;
+        }
+        Class::new(domain, u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?)
+    }
+
+    /// Size of its blocks.
+    #[inline]
+    pub(crate) fn size_bytes(self) -> u64 {
+        u64::from(self.0 as u32) * ALIGNMENT_BYTES
+    }
+
+    /// Which rack of a magazine is for it.
+    #[inline]
+    pub(crate) fn rack(self) -> usize {
+        // Fibonacci hashing: sizes that are multiples of a power of two spread as well as others.
+        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % RACKS
+    }
+}
+
+/// A stack of parked blocks of one class.
+pub(crate) struct Rack {
+    /// 0 before the first.
+    class: AtomicU64,
+    /// Slots from here on are empty.
+    top: AtomicU32,
+    /// Handles as numbers; 0 is empty.
+    slots: [AtomicU64; SLOTS],
+}
+
+impl Rack {
+    pub(crate) fn new() -> Rack {
+        Rack {
+            class: AtomicU64::new(0),
+            top: AtomicU32::new(0),
+            slots: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    /// Whether it is for blocks of a class now. For the owner.
+    #[inline]
+    pub(crate) fn holds(&self, class: Class) -> bool {
+        self.class.load(Ordering::Relaxed) == class.0
+    }
+
+    /// Makes it one for blocks of a class, if it is empty. For the owner.
+    pub(crate) fn adopt(&self, class: Class) -> bool {
+        let adopts = self.top.load(Ordering::Relaxed) == 0;
+        if adopts {
+            self.class.store(class.0, Ordering::Relaxed);
+        }
+        adopts
+    }
+
+    /// Takes the newest block that nobody has taken. For the owner.
+    #[inline]
+    pub(crate) fn pop(&self) -> Option<BlockHandle> {
+        let mut top = self.top.load(Ordering::Relaxed) as usize;
+        while top > 0 {
+            top -= 1;
+            self.top.store(top as u32, Ordering::Relaxed);
+            if let Some(handle) = self.empty(top % SLOTS) {
+                return Some(handle);
+            }
+        }
+        None
+    }
+
+    /// Whether there is no room. Others may have made some that does not count yet. For the owner.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.top.load(Ordering::Relaxed) as usize == SLOTS
+    }
+
+    /// Adds a block; there must be room. For the owner.
+    #[inline]
+    pub(crate) fn push(&self, handle: BlockHandle) {
+        let top = self.top.load(Ordering::Relaxed);
+        // Release: whoever takes the block sees what its owner has noted of it.
+        self.slots[top as usize % SLOTS].store(handle.to_raw(), Ordering::Release);
+        self.top.store(top + 1, Ordering::Relaxed);
+    }
+
+    /// Takes half of what a full rack holds.
+    #[cold]
+    pub(crate) fn overflow(&self) -> Box<Overflow> {
+        Box::new((0..SLOTS / 2).map_while(|_| self.pop()).collect())
+    }
+
+    /// Hands every block to `receive`. For any thread.
+    pub(crate) fn take_all(&self, receive: &mut impl FnMut(BlockHandle)) {
+        for slot in 0..SLOTS {
+            if self.slots[slot].load(Ordering::Relaxed) != 0
+                && let Some(handle) = self.empty(slot)
+            {
+                receive(handle);
+            }
+        }
+    }
+
+    #[inline]
+    fn empty(&self, slot: usize) -> Option<BlockHandle> {
+        let raw = self.slots[slot].swap(0, Ordering::Acquire);
+        (raw != 0).then(|| BlockHandle::from_raw(raw))
+    }
+}

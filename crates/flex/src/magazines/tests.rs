@@ -1,0 +1,439 @@
+//! Magazines and the allocator together: what is parked is free, is found when it is wanted, and is counted exactly.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::rack::{Class, LARGEST_UNITS, SLOTS};
+use crate::pressure::{SharedCallback, Verdict};
+use crate::{
+    ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, Device,
+    DeviceError, DomainId, FlexAllocator, FlexError, MemoryType, RegionId, Stat, Topology, VirtualAddress,
+};
+
+/// A device without memory.
+#[derive(Debug)]
+struct Addresses;
+
+impl Device for Addresses {
+    fn name(&self) -> &str {
+        "addresses"
+    }
+    fn capacity_bytes(&self) -> u64 {
+        u64::MAX
+    }
+    fn acquire_region(&self, _: u64, _: DomainId, _: MemoryType) -> Result<RegionId, DeviceError> {
+        Ok(RegionId(7))
+    }
+    fn release_region(&self, _: RegionId) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn can_release_regions(&self) -> bool {
+        true
+    }
+    fn copy_in(&self, _: VirtualAddress, _: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn copy_out(&self, _: VirtualAddress, _: &mut [u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn fill(&self, _: VirtualAddress, _: u64, _: u8) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+const KIB: u64 = 1024;
+
+fn allocator(capacity_bytes: u64) -> FlexAllocator {
+    let topology = Topology::uniform(capacity_bytes).unwrap();
+    FlexAllocator::new(Arc::new(Addresses), &topology, AllocatorOptions::default()).unwrap()
+}
+
+fn allocate(allocator: &FlexAllocator, bytes: u64) -> (BlockHandle, Chunk) {
+    allocator.allocate_block(bytes, &AllocationDirective::default()).unwrap()
+}
+
+fn owned(allocator: &FlexAllocator, bytes: u64) -> CompositeAddress {
+    allocator.allocate(bytes, &AllocationDirective::default()).unwrap()
+}
+
+/// The second free of a size parks; the first makes the magazine.
+fn warm(allocator: &FlexAllocator) {
+    allocator.free_block(allocate(allocator, 128).0).unwrap();
+}
+
+/// How many blocks the arena calls occupied, whatever is parked.
+fn occupied_blocks(allocator: &FlexAllocator) -> usize {
+    let mut guard = allocator.shared().lock().unwrap();
+    let regions = guard.state().unwrap().arena.snapshot();
+    regions.iter().flat_map(|region| &region.blocks).filter(|block| block.occupied).count()
+}
+
+fn assert_empty(allocator: &FlexAllocator) {
+    allocator.validate().unwrap();
+    let statistics = allocator.statistics().unwrap();
+    assert_eq!(statistics.allocated_bytes.current, 0);
+    assert_eq!(statistics.requested_bytes.current, 0);
+    assert_eq!(statistics.allocation.current, 0);
+    assert_eq!(statistics.free_bytes, statistics.capacity_bytes);
+    assert_eq!(occupied_blocks(allocator), 0);
+}
+
+#[test]
+fn a_pair_takes_no_lock() {
+    let allocator = allocator(1 << 20);
+    let (send, receive) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel();
+    let remote = allocator.clone();
+    let other = thread::spawn(move || {
+        warm(&remote);
+        let first = allocate(&remote, 1000);
+        remote.free_block(first.0).unwrap();
+        send.send(()).unwrap();
+        wait.recv().unwrap();
+        let second = allocate(&remote, 1020);
+        remote.free_block(second.0).unwrap();
+        send.send(()).unwrap();
+        assert_eq!(first.1, second.1, "it is the same block");
+        assert_ne!(first.0, second.0, "and another allocation");
+    });
+    receive.recv().unwrap();
+    let done = allocator.while_locked(|| {
+        go_on.send(()).unwrap();
+        receive.recv_timeout(Duration::from_secs(60))
+    });
+    assert_eq!(done, Ok(Ok(())), "it waited for the mutex");
+    other.join().unwrap();
+    assert_empty(&allocator);
+}
+
+#[test]
+fn a_parked_block_is_free_to_everybody() {
+    let allocator = allocator(1 << 20);
+    warm(&allocator);
+    let block = owned(&allocator, 4 * KIB);
+    let (reference, handle) = (block.reference(), block.into_block().unwrap());
+    allocator.free_block(handle).unwrap();
+    assert_eq!(occupied_blocks(&allocator), 1, "it is parked");
+    assert!(!reference.is_live());
+    assert_eq!(allocator.block(handle), Ok(None));
+    assert!(matches!(allocator.free_block(handle), Err(FlexError::UnknownAllocation { .. })));
+    let again = allocate(&allocator, 4 * KIB).0;
+    assert!(allocator.free_block(handle).is_err(), "the block has another owner");
+    assert_eq!(allocator.block(again).unwrap().unwrap().size_bytes, 4 * KIB);
+    allocator.free_block(again).unwrap();
+    assert_empty(&allocator);
+    assert!(allocator.free_block(again).is_err(), "it is back in the arena");
+    assert_eq!(allocator.empty_cache(), Ok(1 << 20), "nothing holds the region");
+}
+
+#[test]
+fn parked_memory_is_found_before_a_request_is_under_pressure() {
+    let allocator = allocator(64 * KIB);
+    warm(&allocator);
+    let blocks: Vec<_> = (0..16).map(|_| allocate(&allocator, 4 * KIB).0).collect();
+    blocks.iter().for_each(|&block| allocator.free_block(block).unwrap());
+    assert!(occupied_blocks(&allocator) >= 8);
+    let whole = owned(&allocator, 64 * KIB);
+    assert_eq!(allocator.pressure_statistics().events, 0);
+    assert_eq!(allocator.statistics().unwrap().num_alloc_retries, 0);
+    drop(whole);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn nothing_is_parked_while_a_request_is_under_pressure() {
+    let allocator = allocator(64 * KIB);
+    warm(&allocator);
+    let mut blocks: Vec<_> = (0..16).map(|_| allocate(&allocator, 4 * KIB).0).collect();
+    let (block, remote) = (blocks.pop().unwrap(), allocator.clone());
+    let callback: SharedCallback = Arc::new(
+        move |guard: &mut crate::AllocatorGuard<'_>, request: &mut crate::pressure::PressureRequest| {
+            guard.register(request, None).unwrap();
+            guard.unlocked(|_| remote.free_block(block).unwrap()).unwrap();
+            let granted = guard.state().unwrap().waiters.granted().count();
+            assert_eq!(granted, 1, "the free serves the request at once");
+            Verdict::GiveUp
+        },
+    );
+    allocator.set_memory_pressure_callback(Some(callback)).unwrap();
+    blocks.push(allocate(&allocator, 4 * KIB).0);
+    let pressure = allocator.pressure_statistics();
+    assert_eq!((pressure.events, pressure.rescued), (1, 1));
+    blocks.iter().for_each(|&block| allocator.free_block(block).unwrap());
+    assert!(occupied_blocks(&allocator) > 0, "parking goes on after it");
+    assert_empty(&allocator);
+}
+
+#[test]
+fn a_limit_is_kept_by_the_arena() {
+    let allocator = allocator(1 << 20);
+    warm(&allocator);
+    allocator.set_limit_bytes(Some(8 * KIB)).unwrap();
+    allocator.set_limit_bytes(Some(4 * KIB)).unwrap();
+    let block = allocate(&allocator, 4 * KIB).0;
+    assert!(allocator.allocate(128, &AllocationDirective::default()).is_err());
+    allocator.free_block(block).unwrap();
+    assert_eq!(occupied_blocks(&allocator), 0, "nothing is parked");
+    allocator.set_limit_bytes(None).unwrap();
+    allocator.free_block(allocate(&allocator, 4 * KIB).0).unwrap();
+    assert_eq!(occupied_blocks(&allocator), 1);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn a_thread_that_ends_gives_its_magazine_back() {
+    let allocator = allocator(1 << 20);
+    let remote = allocator.clone();
+    let park = move || {
+        warm(&remote);
+        remote.free_block(allocate(&remote, 256).0).unwrap();
+        assert_eq!(occupied_blocks(&remote), 1);
+    };
+    thread::spawn(park).join().unwrap();
+    assert_eq!(occupied_blocks(&allocator), 0);
+    assert_eq!(allocator.shared().lock().unwrap().state().unwrap().magazines.len(), 1);
+    assert_empty(&allocator);
+    assert_eq!(allocator.shared().lock().unwrap().state().unwrap().magazines.len(), 0, "it is forgotten");
+}
+
+#[test]
+fn a_thread_that_ends_does_not_wait_for_the_mutex() {
+    let allocator = allocator(1 << 20);
+    let (send, receive) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel::<()>();
+    let remote = allocator.clone();
+    let other = thread::spawn(move || {
+        warm(&remote);
+        (0..2).map(|_| owned(&remote, 256)).collect::<Vec<_>>().clear();
+        send.send(()).unwrap();
+        let _ = wait.recv();
+    });
+    receive.recv().unwrap();
+    allocator.while_locked(|| {
+        drop(go_on);
+        other.join().unwrap();
+    })
+    .unwrap();
+    assert_eq!(occupied_blocks(&allocator), 0, "the unlock drained them");
+    assert_empty(&allocator);
+}
+
+thread_local! {
+    /// Dropped after this thread's magazines, if it was first used before them.
+    static LATE: RefCell<Vec<CompositeAddress>> = const { RefCell::new(Vec::new()) };
+}
+
+#[test]
+fn a_free_after_the_magazines_are_gone_reaches_the_arena() {
+    let allocator = allocator(1 << 20);
+    let remote = allocator.clone();
+    let free_late = move || {
+        LATE.with_borrow_mut(|late| late.extend([owned(&remote, 256), owned(&remote, 256)]));
+        warm(&remote);
+        drop(owned(&remote, 256));
+        assert_eq!(occupied_blocks(&remote), 3);
+    };
+    thread::spawn(free_late).join().unwrap();
+    assert_eq!(occupied_blocks(&allocator), 0);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn an_allocator_may_end_before_its_threads() {
+    let first = allocator(1 << 20);
+    warm(&first);
+    drop(owned(&first, 256));
+    drop(first);
+    let second = allocator(1 << 20);
+    warm(&second);
+    drop(owned(&second, 256));
+    assert_eq!(occupied_blocks(&second), 1);
+    assert_empty(&second);
+}
+
+#[test]
+fn a_full_rack_gives_half_of_it_back() {
+    let allocator = allocator(1 << 20);
+    warm(&allocator);
+    let blocks: Vec<_> = (0..=SLOTS).map(|_| owned(&allocator, 256)).collect();
+    drop(blocks);
+    assert_eq!(occupied_blocks(&allocator), SLOTS / 2 + 1);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn a_full_rack_gives_back_without_the_mutex() {
+    let allocator = allocator(1 << 20);
+    let (remote, done) = (allocator.clone(), Arc::new(Barrier::new(2)));
+    let (start, started) = (Arc::new(Barrier::new(2)), Arc::clone(&done));
+    let wait = Arc::clone(&start);
+    let other = thread::spawn(move || {
+        warm(&remote);
+        let blocks: Vec<_> = (0..=SLOTS).map(|_| owned(&remote, 256)).collect();
+        wait.wait();
+        drop(blocks);
+        started.wait();
+    });
+    start.wait();
+    // The other thread's frees would never end if they waited.
+    while_locked_until(&allocator, &done);
+    other.join().unwrap();
+    assert_empty(&allocator);
+}
+
+fn while_locked_until(allocator: &FlexAllocator, done: &Barrier) {
+    allocator.while_locked(|| drop(done.wait())).unwrap();
+}
+
+#[test]
+fn sizes_that_are_in_each_others_way_take_turns() {
+    let allocator = allocator(1 << 24);
+    warm(&allocator);
+    let class = |units: u32| Class::new(DomainId(0), units).unwrap();
+    let first = 2_u32;
+    let second = (3..LARGEST_UNITS).find(|&units| class(units).rack() == class(first).rack()).unwrap();
+    let bytes = |units: u32| u64::from(units) * ALIGNMENT_BYTES;
+    let olds: Vec<_> = (0..2).map(|_| owned(&allocator, bytes(first))).collect();
+    let news: Vec<_> = (0..3).map(|_| owned(&allocator, bytes(second))).collect();
+    drop(olds);
+    assert_eq!(occupied_blocks(&allocator), 5);
+    // Each sends one of the others home, the third is parked.
+    let left: Vec<usize> = news
+        .into_iter()
+        .map(|block| {
+            drop(block);
+            occupied_blocks(&allocator)
+        })
+        .collect();
+    assert_eq!(left, [3, 1, 1]);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn sizes_and_directives_that_are_not_for_magazines() {
+    let largest = u64::from(LARGEST_UNITS) * ALIGNMENT_BYTES;
+    let plain = AllocationDirective::default();
+    assert!(Class::wanted(largest, &plain).is_some());
+    assert_eq!(Class::wanted(largest + 1, &plain), None);
+    assert_eq!(Class::wanted(0, &plain), None);
+    let programs = AllocationDirective::builder().domains([DomainId(0)]).memory_type(MemoryType::Program);
+    assert_eq!(Class::wanted(128, &programs.build().unwrap()), None);
+    let either = AllocationDirective::builder().domains([DomainId(0), DomainId(1)]);
+    assert_eq!(Class::wanted(128, &either.build().unwrap()), None);
+    let other = AllocationDirective::builder().domains([DomainId(1)]).build().unwrap();
+    assert_ne!(Class::wanted(128, &other), Class::wanted(128, &plain));
+}
+
+/// What one thread did, without magazines.
+#[derive(Default)]
+struct Expected {
+    allocated_bytes: Stat,
+    requested_bytes: Stat,
+    allocation: Stat,
+}
+
+impl Expected {
+    fn place(&mut self, bytes: u64) {
+        self.allocated_bytes.increase(bytes.next_multiple_of(ALIGNMENT_BYTES));
+        self.requested_bytes.increase(bytes);
+        self.allocation.increase(1);
+    }
+
+    fn free(&mut self, bytes: u64) {
+        self.allocated_bytes.decrease(bytes.next_multiple_of(ALIGNMENT_BYTES));
+        self.requested_bytes.decrease(bytes);
+        self.allocation.decrease(1);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate(u64),
+    Free(usize),
+    Check,
+    ResetPeak,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    // Few sizes, so that magazines serve most requests; some are too large for them.
+    let size = prop_oneof![Just(100), Just(128), Just(1000), Just(64 * KIB), 1..300 * KIB];
+    let step = prop_oneof![
+        8 => size.prop_map(Step::Allocate),
+        8 => any::<usize>().prop_map(Step::Free),
+        1 => Just(Step::Check),
+        1 => Just(Step::ResetPeak),
+    ];
+    prop::collection::vec(step, 0..300)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+    #[test]
+    fn the_statistics_of_one_thread_are_exact(steps in steps()) {
+        let allocator = allocator(1 << 30);
+        let (mut live, mut expected) = (Vec::new(), Expected::default());
+        for step in steps.into_iter().chain([Step::Check]) {
+            match step {
+                Step::Allocate(bytes) => {
+                    expected.place(bytes);
+                    live.push(owned(&allocator, bytes));
+                }
+                Step::Free(pick) if !live.is_empty() => {
+                    let block = live.swap_remove(pick % live.len());
+                    expected.free(block.requested_bytes());
+                }
+                Step::Free(_) => {}
+                Step::ResetPeak => {
+                    allocator.reset_peak_statistics().unwrap();
+                    expected.allocated_bytes.reset_peak();
+                    expected.requested_bytes.reset_peak();
+                    expected.allocation.reset_peak();
+                }
+                Step::Check => {
+                    allocator.validate().unwrap();
+                    let statistics = allocator.statistics().unwrap();
+                    prop_assert_eq!(statistics.allocated_bytes, expected.allocated_bytes);
+                    prop_assert_eq!(statistics.requested_bytes, expected.requested_bytes);
+                    prop_assert_eq!(statistics.allocation, expected.allocation);
+                    let blocks = allocator.snapshot().unwrap().into_iter().flat_map(|region| region.blocks);
+                    let requested: u64 = blocks.map(|block| block.requested_bytes).sum();
+                    prop_assert_eq!(requested, expected.requested_bytes.current);
+                }
+            }
+        }
+        live.clear();
+        assert_empty(&allocator);
+    }
+}
+
+#[test]
+fn threads_free_each_others_blocks_and_nothing_is_lost() {
+    const ROUNDS: usize = 300;
+    let allocator = allocator(4 << 20);
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..3).map(|_| mpsc::sync_channel(4)).unzip();
+    thread::scope(|scope| {
+        for (thread, (sender, receiver)) in senders.iter().cycle().skip(1).zip(receivers).enumerate() {
+            let (sender, allocator) = (sender.clone(), &allocator);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let sizes = (0..24_u64).map(|k| 100 + 700 * ((k + round as u64) % 5));
+                    let blocks: Vec<_> = sizes.map(|bytes| owned(allocator, bytes)).collect();
+                    let _ = sender.send(blocks);
+                    drop(receiver.recv());
+                    if round % 50 == thread {
+                        allocator.validate().unwrap();
+                        allocator.statistics().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let statistics = allocator.statistics().unwrap();
+    assert_eq!(statistics.allocation.allocated, (3 * ROUNDS * 24) as u64);
+    assert_empty(&allocator);
+}

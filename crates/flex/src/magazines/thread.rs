@@ -1,0 +1,73 @@
+//! The calling thread's magazines: one for each allocator it has freed small blocks of.
+//!
+//! A thread that ends gives back what its magazines hold. Whatever it frees after that, in destructors of other
+//! thread-locals, goes to the allocator directly. No lock; nothing here waits.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use super::Magazine;
+use crate::fork::is_forked;
+use crate::shared::Shared;
+
+/// A magazine and the allocator it belongs to.
+struct OwnMagazine {
+    allocator_id: u64,
+    allocator: Weak<Shared>,
+    magazine: Arc<Magazine>,
+}
+
+impl Drop for OwnMagazine {
+    fn drop(&mut self) {
+        self.magazine.orphan();
+        if !is_forked()
+            && let Some(allocator) = self.allocator.upgrade()
+        {
+            allocator.give_back_all(&self.magazine);
+        }
+    }
+}
+
+crate::sync::thread_local! {
+    static OWN: RefCell<Vec<OwnMagazine>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What came of looking for this thread's magazine.
+pub(crate) enum Own<R> {
+    /// What was done with it.
+    Used(R),
+    /// It has none.
+    Missing,
+    /// It is ending, or busy with its magazines.
+    Ending,
+}
+
+/// Calls `act` with this thread's magazine of an allocator.
+#[inline]
+pub(crate) fn with_own<R>(allocator_id: u64, act: impl FnOnce(&Magazine) -> R) -> Own<R> {
+    let found = OWN.try_with(|own| {
+        let Ok(own) = own.try_borrow() else { return Own::Ending };
+        match own.iter().find(|own| own.allocator_id == allocator_id) {
+            Some(own) => Own::Used(act(&own.magazine)),
+            None => Own::Missing,
+        }
+    });
+    found.unwrap_or(Own::Ending)
+}
+
+/// Makes a magazine of an allocator this thread's own; `false` if the thread is ending. The thread must have none.
+pub(crate) fn adopt(allocator: &Arc<Shared>, magazine: &Arc<Magazine>) -> bool {
+    let fresh = OwnMagazine {
+        allocator_id: allocator.id,
+        allocator: Arc::downgrade(allocator),
+        magazine: Arc::clone(magazine),
+    };
+    let adopted = OWN.try_with(|own| {
+        let Ok(mut own) = own.try_borrow_mut() else { return false };
+        // Magazines of allocators that are gone hold nothing of value.
+        own.retain(|own| own.allocator.strong_count() > 0);
+        own.push(fresh);
+        true
+    });
+    adopted.unwrap_or(false)
+}
