@@ -121,9 +121,10 @@ impl Shared {
             self.counters.count_freed(record.size_bytes());
         }
         match self.park(handle) {
-            Some(Parking::Parked(None)) => return Ok(()),
-            Some(Parking::Parked(Some(overflow))) => {
-                self.give_back(&overflow);
+            Some(Parking::Parked(overflow)) => {
+                if !overflow.is_empty() {
+                    self.give_back(&overflow);
+                }
                 return Ok(());
             }
             Some(Parking::Stale) => return Err(unknown(handle)),

@@ -27,7 +27,7 @@ mod tests;
 
 use crate::arena::BlockHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use rack::{Class, Overflow, RACKS, Rack};
+use rack::{Class, RACKS, Rack};
 use tally::Tally;
 
 /// The small blocks that one thread keeps, of one allocator.
@@ -54,11 +54,11 @@ impl Magazine {
         if rack.holds(class) { rack.pop() } else { None }
     }
 
-    /// The rack where blocks of a class may be parked, if that holds no others. For the owner.
+    /// The rack where blocks of a class may be parked, up to so many bytes, if that holds no others. For the owner.
     #[inline]
-    fn rack_for(&self, class: Class) -> Option<&Rack> {
+    fn rack_for(&self, class: Class, most_bytes: u64) -> Option<&Rack> {
         let rack = &self.racks[class.rack()];
-        (rack.holds(class) || rack.adopt(class)).then_some(rack)
+        (rack.holds(class) || rack.adopt(class, most_bytes)).then_some(rack)
     }
 
     /// A block of another class than the one whose rack this is, to be given back: so a rack that is in the way of
@@ -85,7 +85,7 @@ impl Magazine {
 /// What came of parking a block.
 pub(crate) enum Parking {
     /// It is parked; these, parked before, are to be given back.
-    Parked(Option<Box<Overflow>>),
+    Parked(Vec<BlockHandle>),
     /// The handle is stale.
     Stale,
     /// There is no rack for its class, and it is still live; this one was in the way and is to be given back.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::rack::{Class, Overflow};
+use super::rack::Class;
 use super::tally::{Amounts, Settlement};
 use super::thread::{self, Own};
 use super::{Magazine, Parking};
@@ -17,7 +17,7 @@ use crate::pending::BlockRecord;
 use crate::shared::{InFlight, Shared, State};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::barrier;
-use crate::topology::Topology;
+use crate::topology::{RegionLayout, Topology};
 use crate::units::{DomainId, RegionId};
 
 /// What is known of a region without the mutex.
@@ -32,18 +32,27 @@ pub(crate) struct RegionPlace {
 pub(crate) struct ParkingRules {
     /// How many reasons there are against it: requests under pressure, a limit, or that it is not wanted.
     suspensions: AtomicU32,
+    /// The most bytes of a rack.
+    most_bytes: u64,
     regions: Box<[RegionPlace]>,
 }
 
+/// A rack holds at most this part of the device's tensor memory, or two blocks.
+const PART_OF_A_RACK: u64 = 512;
+
+
 impl ParkingRules {
     pub(crate) fn new(topology: &Topology, wanted: bool) -> ParkingRules {
-        let place = |layout: &crate::topology::RegionLayout| RegionPlace {
+        let place = |layout: &RegionLayout| RegionPlace {
             domain: layout.domain,
             memory_type: layout.memory_type,
             region_id: AtomicU64::new(0),
         };
+        let tensor_regions = topology.regions().iter().filter(|layout| layout.memory_type == MemoryType::Tensor);
+        let tensor_bytes: u64 = tensor_regions.map(RegionLayout::usable_bytes).sum();
         ParkingRules {
             suspensions: AtomicU32::new(u32::from(!wanted)),
+            most_bytes: tensor_bytes / PART_OF_A_RACK,
             regions: topology.regions().iter().map(place).collect(),
         }
     }
@@ -156,16 +165,16 @@ impl Shared {
         handle: BlockHandle,
         record: &BlockRecord,
     ) -> Parking {
-        let Some(rack) = magazine.rack_for(class) else { return Parking::Refused(magazine.evict(class)) };
+        let Some(rack) = magazine.rack_for(class, self.parking.most_bytes) else { return Parking::Refused(magazine.evict(class)) };
         if !self.pending.claim(handle) {
             return Parking::Stale;
         }
-        let overflow = rack.is_full().then(|| rack.overflow());
+        let overflow = if rack.is_full() { rack.overflow() } else { Vec::new() };
         magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
         rack.push(handle);
         barrier::light();
         if self.parking.is_suspended() {
-            return Parking::Parked(rack.pop().map(|handle| Box::new(Overflow::from_elem(handle, 1))));
+            return Parking::Parked(overflow.into_iter().chain(rack.pop()).collect());
         }
         Parking::Parked(overflow)
     }

@@ -1,10 +1,10 @@
 //! One rack of a magazine: a stack of parked blocks of one class.
 //!
 //! The owner pushes and pops at the top; others empty slots wherever they find a block. A slot is emptied by a swap, so
-//! that a block goes to one thread. `class` and `top` are the owner's alone; they are atomics because the rack is
-//! shared. No lock.
+//! that a block goes to one thread. `class`, `limit` and `top` are the owner's alone; they are atomics because the rack
+//! is shared. Slots are made when the rack is first used. No lock.
 
-use smallvec::SmallVec;
+use std::sync::OnceLock;
 
 use crate::arena::BlockHandle;
 use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
@@ -13,13 +13,14 @@ use crate::units::{ALIGNMENT_BYTES, DomainId};
 
 /// Racks of a magazine.
 pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 64 };
-/// Blocks of a rack.
-pub(crate) const SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 16 };
+/// The most blocks of a rack.
+pub(crate) const SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 512 };
+/// The fewest that a rack is limited to.
+pub(crate) const FEWEST: u64 = 2;
+/// Blocks that are given back together when a rack is full, at most.
+pub(crate) const BATCH: u32 = 32;
 /// Blocks up to this size are small: 64 KiB.
 pub(crate) const LARGEST_UNITS: u32 = (64 << 10) / ALIGNMENT_BYTES as u32;
-
-/// Blocks that are given back together when a rack is full.
-pub(crate) type Overflow = SmallVec<[BlockHandle; SLOTS / 2]>;
 
 /// What the blocks of a rack have in common: the domain and the size, for tensors. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,18 +63,21 @@ impl Class {
 pub(crate) struct Rack {
     /// 0 before the first.
     class: AtomicU64,
+    /// How many slots are used, at most.
+    limit: AtomicU32,
     /// Slots from here on are empty.
     top: AtomicU32,
     /// Handles as numbers; 0 is empty.
-    slots: [AtomicU64; SLOTS],
+    slots: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Rack {
     pub(crate) fn new() -> Rack {
         Rack {
             class: AtomicU64::new(0),
+            limit: AtomicU32::new(0),
             top: AtomicU32::new(0),
-            slots: std::array::from_fn(|_| AtomicU64::new(0)),
+            slots: OnceLock::new(),
         }
     }
 
@@ -83,10 +87,13 @@ impl Rack {
         self.class.load(Ordering::Relaxed) == class.0
     }
 
-    /// Makes it one for blocks of a class, if it is empty. For the owner.
-    pub(crate) fn adopt(&self, class: Class) -> bool {
+    /// Makes it one for blocks of a class, up to so many bytes, if it is empty. For the owner.
+    #[cold]
+    pub(crate) fn adopt(&self, class: Class, most_bytes: u64) -> bool {
         let adopts = self.top.load(Ordering::Relaxed) == 0;
         if adopts {
+            let limit = (most_bytes / class.size_bytes()).clamp(FEWEST, SLOTS as u64);
+            self.limit.store(limit as u32, Ordering::Relaxed);
             self.class.store(class.0, Ordering::Relaxed);
         }
         adopts
@@ -95,11 +102,12 @@ impl Rack {
     /// Takes the newest block that nobody has taken. For the owner.
     #[inline]
     pub(crate) fn pop(&self) -> Option<BlockHandle> {
-        let mut top = self.top.load(Ordering::Relaxed) as usize;
+        let slots = self.slots.get()?;
+        let mut top = self.top.load(Ordering::Relaxed);
         while top > 0 {
             top -= 1;
-            self.top.store(top as u32, Ordering::Relaxed);
-            if let Some(handle) = self.empty(top % SLOTS) {
+            self.top.store(top, Ordering::Relaxed);
+            if let Some(handle) = empty(slots.get(top as usize)?) {
                 return Some(handle);
             }
         }
@@ -109,38 +117,40 @@ impl Rack {
     /// Whether there is no room. Others may have made some that does not count yet. For the owner.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.top.load(Ordering::Relaxed) as usize == SLOTS
+        self.top.load(Ordering::Relaxed) >= self.limit.load(Ordering::Relaxed)
     }
 
     /// Adds a block; there must be room. For the owner.
     #[inline]
     pub(crate) fn push(&self, handle: BlockHandle) {
         let top = self.top.load(Ordering::Relaxed);
+        let slots = self.slots.get_or_init(|| (0..SLOTS).map(|_| AtomicU64::new(0)).collect());
         // Release: whoever takes the block sees what its owner has noted of it.
-        self.slots[top as usize % SLOTS].store(handle.to_raw(), Ordering::Release);
+        slots[top as usize].store(handle.to_raw(), Ordering::Release);
         self.top.store(top + 1, Ordering::Relaxed);
     }
 
-    /// Takes half of what a full rack holds.
+    /// Takes some of what a full rack holds, at most half. For the owner.
     #[cold]
-    pub(crate) fn overflow(&self) -> Box<Overflow> {
-        Box::new((0..SLOTS / 2).map_while(|_| self.pop()).collect())
+    pub(crate) fn overflow(&self) -> Vec<BlockHandle> {
+        let batch = (self.limit.load(Ordering::Relaxed) / 2).min(BATCH);
+        (0..batch).map_while(|_| self.pop()).collect()
     }
 
     /// Hands every block to `receive`. For any thread.
     pub(crate) fn take_all(&self, receive: &mut impl FnMut(BlockHandle)) {
-        for slot in 0..SLOTS {
-            if self.slots[slot].load(Ordering::Relaxed) != 0
-                && let Some(handle) = self.empty(slot)
+        for slot in self.slots.get().iter().flat_map(|slots| slots.iter()) {
+            if slot.load(Ordering::Relaxed) != 0
+                && let Some(handle) = empty(slot)
             {
                 receive(handle);
             }
         }
     }
+}
 
-    #[inline]
-    fn empty(&self, slot: usize) -> Option<BlockHandle> {
-        let raw = self.slots[slot].swap(0, Ordering::Acquire);
-        (raw != 0).then(|| BlockHandle::from_raw(raw))
-    }
+#[inline]
+fn empty(slot: &AtomicU64) -> Option<BlockHandle> {
+    let raw = slot.swap(0, Ordering::Acquire);
+    (raw != 0).then(|| BlockHandle::from_raw(raw))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::rack::{Class, LARGEST_UNITS, SLOTS};
+use super::rack::{Class, LARGEST_UNITS};
 use crate::pressure::{SharedCallback, Verdict};
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, Device,
@@ -136,7 +136,7 @@ fn parked_memory_is_found_before_a_request_is_under_pressure() {
     warm(&allocator);
     let blocks: Vec<_> = (0..16).map(|_| allocate(&allocator, 4 * KIB).0).collect();
     blocks.iter().for_each(|&block| allocator.free_block(block).unwrap());
-    assert!(occupied_blocks(&allocator) >= 8);
+    assert_eq!(occupied_blocks(&allocator), 2, "more are not parked on so small a device");
     let whole = owned(&allocator, 64 * KIB);
     assert_eq!(allocator.pressure_statistics().events, 0);
     assert_eq!(allocator.statistics().unwrap().num_alloc_retries, 0);
@@ -255,38 +255,50 @@ fn an_allocator_may_end_before_its_threads() {
     assert_empty(&second);
 }
 
+/// An allocator whose racks hold 16 blocks of 256 bytes, and one more than that, to be dropped.
+fn one_too_many() -> (FlexAllocator, Vec<CompositeAddress>) {
+    let allocator = allocator(2 << 20);
+    let blocks = (0..17).map(|_| owned(&allocator, 256)).collect();
+    (allocator, blocks)
+}
+
 #[test]
 fn a_full_rack_gives_half_of_it_back() {
-    let allocator = allocator(1 << 20);
+    let (allocator, blocks) = one_too_many();
     warm(&allocator);
-    let blocks: Vec<_> = (0..=SLOTS).map(|_| owned(&allocator, 256)).collect();
     drop(blocks);
-    assert_eq!(occupied_blocks(&allocator), SLOTS / 2 + 1);
+    assert_eq!(occupied_blocks(&allocator), 9);
     assert_empty(&allocator);
 }
 
 #[test]
 fn a_full_rack_gives_back_without_the_mutex() {
-    let allocator = allocator(1 << 20);
+    let (allocator, blocks) = one_too_many();
     let (remote, done) = (allocator.clone(), Arc::new(Barrier::new(2)));
-    let (start, started) = (Arc::new(Barrier::new(2)), Arc::clone(&done));
-    let wait = Arc::clone(&start);
+    let (ready, start) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let (warmed, wait, freed) = (Arc::clone(&ready), Arc::clone(&start), Arc::clone(&done));
     let other = thread::spawn(move || {
         warm(&remote);
-        let blocks: Vec<_> = (0..=SLOTS).map(|_| owned(&remote, 256)).collect();
+        warmed.wait();
         wait.wait();
         drop(blocks);
-        started.wait();
+        freed.wait();
+        assert_eq!(occupied_blocks(&remote), 9, "the others were pending until the unlock");
     });
-    start.wait();
+    ready.wait();
     // The other thread's frees would never end if they waited.
-    while_locked_until(&allocator, &done);
+    allocator.while_locked(|| [start.wait(), done.wait()]).unwrap();
     other.join().unwrap();
     assert_empty(&allocator);
 }
 
-fn while_locked_until(allocator: &FlexAllocator, done: &Barrier) {
-    allocator.while_locked(|| drop(done.wait())).unwrap();
+#[test]
+fn a_rack_holds_a_small_part_of_the_device() {
+    let allocator = allocator(1 << 20);
+    warm(&allocator);
+    drop((0..4).map(|_| owned(&allocator, 64 * KIB)).collect::<Vec<_>>());
+    assert_eq!(occupied_blocks(&allocator), 2, "but two blocks");
+    assert_empty(&allocator);
 }
 
 #[test]
