@@ -71,15 +71,17 @@ pub struct AllocationDirective {
     policy: PlacementPolicy,
     domains: Domains,
     memory_type: MemoryType,
+    /// The domain, if bound to one: what most directives are, and every allocation asks.
+    only_domain: Option<DomainId>,
 }
 
 impl Default for AllocationDirective {
     fn default() -> Self {
-        AllocationDirective {
-            policy: PlacementPolicy::Bind,
-            domains: Domains::from_slice(&[DomainId(0)]),
-            memory_type: MemoryType::Tensor,
-        }
+        AllocationDirective::new(
+            PlacementPolicy::Bind,
+            Domains::from_slice(&[DomainId(0)]),
+            MemoryType::Tensor,
+        )
     }
 }
 
@@ -87,6 +89,14 @@ impl AllocationDirective {
     /// Starts a directive with no domains, bound, for tensors.
     pub fn builder() -> DirectiveBuilder {
         DirectiveBuilder::default()
+    }
+
+    fn new(policy: PlacementPolicy, domains: Domains, memory_type: MemoryType) -> Self {
+        let only_domain = match (policy, domains.as_slice()) {
+            (PlacementPolicy::Bind, &[domain]) => Some(domain),
+            _ => None,
+        };
+        AllocationDirective { policy, domains, memory_type, only_domain }
     }
 
     /// Bound or interleaved.
@@ -99,7 +109,14 @@ impl AllocationDirective {
         &self.domains
     }
 
+    /// The domain, if it is bound to exactly one.
+    #[inline]
+    pub(crate) fn only_domain(&self) -> Option<DomainId> {
+        self.only_domain
+    }
+
     /// What the memory is for.
+    #[inline]
     pub fn memory_type(&self) -> MemoryType {
         self.memory_type
     }
@@ -182,7 +199,7 @@ impl DirectiveBuilder {
         if policy == PlacementPolicy::Interleave && domains.len() < 2 {
             return Err(PlacementError::TooFewDomains { domain_count: domains.len() }.into());
         }
-        Ok(AllocationDirective { policy, domains, memory_type })
+        Ok(AllocationDirective::new(policy, domains, memory_type))
     }
 }
 

@@ -14,6 +14,9 @@ pub(crate) const NIL: u32 = 0;
 /// Generations count from 1 to this and start again at 1.
 pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
 
+/// Indices are below this: [`super::bins`] needs the highest bit of a link.
+pub(crate) const MAX_NODES: u32 = 1 << 31;
+
 /// Nodes are added in steps of at least this many...
 const GROWTH_STEP: usize = 256;
 
@@ -52,7 +55,7 @@ pub(crate) enum Zone {
 }
 
 /// What a node is used for; for a block with its zone, in one byte. The states of the two zones are in turns, so that
-/// the lowest bit is the zone.
+/// the lowest bit is the zone, and those of gaps come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NodeState {
@@ -60,6 +63,10 @@ pub(crate) enum NodeState {
     Edge,
     /// On the spare list, linked by `next_free`.
     Spare,
+    /// An allocated block, or one that is in no bin.
+    OccupiedSmall,
+    /// As above.
+    OccupiedLarge,
     /// A free block, in the bins of its region.
     FreeSmall,
     /// As above.
@@ -68,10 +75,6 @@ pub(crate) enum NodeState {
     HeldSmall,
     /// As above.
     HeldLarge,
-    /// An allocated block, or one that is in no bin.
-    OccupiedSmall,
-    /// As above.
-    OccupiedLarge,
 }
 
 impl NodeState {
@@ -121,7 +124,7 @@ impl NodeState {
     /// Whether it is a block that nobody has: free or held.
     #[inline]
     pub(crate) fn is_gap(self) -> bool {
-        self.is_free() || self.is_held()
+        self as u8 >= NodeState::FreeSmall as u8
     }
 
     /// Whether it is an allocated block.
@@ -142,7 +145,7 @@ pub(crate) struct Node {
     pub(crate) previous: u32,
     /// The block that starts where this one ends.
     pub(crate) next: u32,
-    /// The previous free block of the same bin.
+    /// The previous free block of the same bin; of the first one the bin, see [`super::bins`].
     pub(crate) previous_free: u32,
     /// The next free block of the same bin, or the next spare node.
     pub(crate) next_free: u32,
@@ -159,7 +162,8 @@ pub(crate) struct Node {
 const _: () = assert!(size_of::<Node>() <= 32, "two nodes per cache line");
 
 impl Node {
-    const EDGE: Node = Node {
+    /// The edge marker.
+    pub(crate) const EDGE: Node = Node {
         offset_units: 0,
         size_units: 0,
         previous: NIL,
@@ -219,18 +223,29 @@ impl Blocks {
             .filter(|node| node.state.is_occupied() && node.generation == handle.generation)
     }
 
-    /// Takes a node for a span; the caller links it. Its state is `Occupied` until it is put in a bin.
-    pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32, zone: Zone) -> u32 {
-        let index = if self.spare == NIL { self.grow() } else { self.spare };
+    /// Makes sure that the next [`take`](Self::take) finds a spare node. Apart from it, so that the table stays where
+    /// it is between the two.
+    #[inline]
+    pub(crate) fn keep_spare(&mut self) {
+        if self.spare == NIL {
+            self.grow();
+        }
+    }
+
+    /// Takes the spare node for a block and returns its index; all but the generation is as given. The links to the
+    /// neighbours are the caller's to write, on their side.
+    #[inline]
+    pub(crate) fn take(&mut self, block: Node) -> u32 {
+        debug_assert_ne!(self.spare, NIL, "`keep_spare` comes first");
+        let index = self.spare;
         let node = &mut self.nodes[index as usize];
         self.spare = node.next_free;
-        let generation = node.generation;
-        let state = NodeState::occupied(zone);
-        *node = Node { slot, offset_units, size_units, generation, state, ..Node::EDGE };
+        *node = Node { generation: node.generation, ..block };
         index
     }
 
     /// Puts a node that is in no region and no bin on the spare list.
+    #[inline]
     pub(crate) fn put(&mut self, index: u32) {
         let spare = self.spare;
         let node = self.node_mut(index);
@@ -247,14 +262,15 @@ impl Blocks {
     }
 
     #[cold]
-    fn grow(&mut self) -> u32 {
+    #[inline(never)]
+    fn grow(&mut self) {
         if self.nodes.len() == self.nodes.capacity() {
             self.nodes.reserve_exact(GROWTH_STEP.max(self.nodes.len() / GROWTH_PART));
         }
-        // A node needs a unit of device memory, so 2^32 of them would need more than 512 GiB in single units.
-        let index = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+        // A node needs a unit of device memory, so 2^31 of them would need more than 256 GiB in single units.
+        let index = u32::try_from(self.nodes.len()).ok().filter(|&index| index < MAX_NODES);
+        self.spare = index.expect("fewer than 2^31 blocks");
         self.nodes.push(Node { state: NodeState::Spare, ..Node::EDGE });
-        index
     }
 }
 
@@ -262,11 +278,18 @@ impl Blocks {
 mod tests {
     use super::*;
 
+    fn take(blocks: &mut Blocks, slot: u16, offset_units: u32, size_units: u32) -> u32 {
+        blocks.keep_spare();
+        blocks.take(Node { slot, offset_units, size_units, state: NodeState::OccupiedLarge, ..Node::EDGE })
+    }
+
     #[test]
-    fn the_state_of_a_block_tells_its_zone() {
+    fn the_state_of_a_block_tells_its_zone_and_whether_it_is_a_gap() {
+        assert!(!NodeState::Edge.is_gap() && !NodeState::Spare.is_gap());
         for zone in [Zone::Small, Zone::Large] {
             for state in [NodeState::free(zone), NodeState::held(zone), NodeState::occupied(zone)] {
                 assert_eq!(state.zone(), zone, "{state:?}");
+                assert_eq!(state.is_gap(), !state.is_occupied(), "{state:?}");
             }
         }
     }
@@ -274,14 +297,14 @@ mod tests {
     #[test]
     fn nodes_are_reused_last_in_first_out() {
         let mut blocks = Blocks::new();
-        let first = blocks.take(0, 0, 4, Zone::Large);
-        let second = blocks.take(0, 4, 4, Zone::Large);
+        let first = take(&mut blocks, 0, 0, 4);
+        let second = take(&mut blocks, 0, 4, 4);
         assert_ne!(first, NIL);
         assert_ne!(first, second);
         blocks.put(first);
         blocks.put(second);
-        assert_eq!(blocks.take(1, 0, 1, Zone::Large), second);
-        assert_eq!(blocks.take(1, 1, 1, Zone::Large), first);
+        assert_eq!(take(&mut blocks, 1, 0, 1), second);
+        assert_eq!(take(&mut blocks, 1, 1, 1), first);
         assert_eq!(blocks.len(), 3);
     }
 
@@ -289,7 +312,7 @@ mod tests {
     fn the_table_grows_in_small_steps() {
         let mut blocks = Blocks::new();
         for offset_units in 0..20_000 {
-            blocks.take(0, offset_units, 1, Zone::Large);
+            take(&mut blocks, 0, offset_units, 1);
             let spare = blocks.nodes.capacity() - blocks.len();
             assert!(spare <= GROWTH_STEP.max(blocks.len() / GROWTH_PART), "{spare} of {}", blocks.len());
         }
@@ -298,21 +321,21 @@ mod tests {
     #[test]
     fn generations_never_are_zero_and_survive_the_spare_list() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1, Zone::Large);
+        let index = take(&mut blocks, 0, 0, 1);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.node_mut(index).generation = MAX_GENERATION;
         blocks.retire(index);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.retire(index);
         blocks.put(index);
-        assert_eq!(blocks.take(0, 0, 1, Zone::Large), index);
+        assert_eq!(take(&mut blocks, 0, 0, 1), index);
         assert_eq!(blocks.node(index).generation, 2);
     }
 
     #[test]
     fn a_handle_fits_only_its_own_allocation() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1, Zone::Large);
+        let index = take(&mut blocks, 0, 0, 1);
         let handle = BlockHandle { index, generation: 1 };
         assert!(blocks.occupied(handle).is_some());
         assert!(blocks.occupied(BlockHandle { generation: 2, ..handle }).is_none());
