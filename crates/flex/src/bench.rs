@@ -7,7 +7,7 @@
 
 use crate::arena::blocks::Blocks;
 use crate::arena::region::Region;
-use crate::arena::{Arena, BlockHandle, Placed, RegionOrder, RegionSlot, Unplaced};
+use crate::arena::{Arena, BlockHandle, RegionOrder, RegionSlot, Unplaced};
 use crate::directive::{AllocationDirective, MemoryType};
 use crate::error::FlexError;
 use crate::topology::{RegionLayout, Topology};
@@ -41,15 +41,17 @@ impl OffsetArena {
     /// Allocates, and returns the handle and the offset in bytes; `None` if there is no room.
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<(BlockHandle, u64)> {
-        let at_once = self.arena.place_at_once(bytes, &self.directive);
-        let placed = at_once.or_else(|| self.allocate_after_all(bytes))?;
-        Some((placed.handle, placed.chunk.address.offset_bytes))
+        match self.arena.place_at_once(bytes, &self.directive) {
+            Some(placed) => Some((placed.handle, placed.chunk.address.offset_bytes)),
+            None => self.allocate_after_all(bytes),
+        }
     }
 
     #[cold]
-    fn allocate_after_all(&mut self, bytes: u64) -> Option<Placed> {
+    fn allocate_after_all(&mut self, bytes: u64) -> Option<(BlockHandle, u64)> {
         let request = self.arena.check(bytes, &self.directive).ok()?;
-        self.arena.place(&request).ok()?.pop()
+        let placed = self.arena.place(&request).ok()?.pop()?;
+        Some((placed.handle, placed.chunk.address.offset_bytes))
     }
 
     /// Frees a block.

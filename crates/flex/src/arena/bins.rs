@@ -12,7 +12,7 @@
 //!
 //! Protected by the allocator mutex.
 
-use super::blocks::{Blocks, MAX_NODES, NIL, Node, NodeState, Zone};
+use super::blocks::{Blocks, MAX_NODES, NIL, Node, NodeState, Table, Zone};
 
 const COLUMN_BITS: u32 = 5;
 const COLUMNS: usize = 1 << COLUMN_BITS;
@@ -88,13 +88,13 @@ pub(crate) struct Bins {
     /// Bit `c` of entry `r`: the list at row `r`, column `c` has a block.
     columns: [u32; ROWS],
     /// Heads of the lists.
-    heads: Box<[u32; LISTS]>,
+    heads: [u32; LISTS],
 }
 
 impl Bins {
     /// No blocks.
     pub(crate) fn new() -> Bins {
-        Bins { rows: 0, columns: [0; ROWS], heads: Box::new([NIL; LISTS]) }
+        Bins { rows: 0, columns: [0; ROWS], heads: [NIL; LISTS] }
     }
 
     /// Marks a block free and adds it to the bins of its zone.
@@ -104,7 +104,7 @@ impl Bins {
         let zone = node.state.zone();
         node.state = NodeState::free(zone);
         let bin = Bin::of(node.size_units, zone);
-        self.insert(blocks, index, bin);
+        self.insert(&mut blocks.table(), index, bin);
     }
 
     /// Takes a free block out and marks it occupied. Its size may have changed since it was linked.
@@ -112,29 +112,29 @@ impl Bins {
     pub(crate) fn unlink(&mut self, blocks: &mut Blocks, index: u32) {
         let node = *blocks.node(index);
         debug_assert!(node.state.is_free());
-        self.remove(blocks, &node);
+        self.remove(&mut blocks.table(), &node);
         blocks.node_mut(index).state = NodeState::occupied(node.state.zone());
     }
 
     /// Adds a block to a bin; its state is the caller's to set.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, blocks: &mut Blocks, index: u32, bin: Bin) {
+    pub(crate) fn insert(&mut self, table: &mut Table<'_>, index: u32, bin: Bin) {
         let head = std::mem::replace(&mut self.heads[bin.list()], index);
-        let node = blocks.node_mut(index);
+        let node = table.node_mut(index);
         node.previous_free = bin.first();
         node.next_free = head;
-        blocks.node_mut(head).previous_free = index;
+        table.node_mut(head).previous_free = index;
         self.columns[bin.row()] |= 1 << bin.column();
         self.rows |= 1 << bin.row();
     }
 
     /// Takes out a free block, of which this is a copy; its state is the caller's to set.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, node: &Node) {
+    pub(crate) fn remove(&mut self, table: &mut Table<'_>, node: &Node) {
         let (previous, next) = (node.previous_free, node.next_free);
-        blocks.node_mut(next).previous_free = previous;
+        table.node_mut(next).previous_free = previous;
         if previous & FIRST == 0 {
-            blocks.node_mut(previous).next_free = next;
+            table.node_mut(previous).next_free = next;
             return;
         }
         let bin = Bin(previous);
@@ -153,15 +153,18 @@ impl Bins {
     /// The newest block of the request's own bin if that is large enough, else the newest of the next bin that has one
     /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no
     /// better.
-    #[inline]
-    pub(crate) fn find(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+    #[inline(always)]
+    pub(crate) fn find(&self, nodes: &[Node], size_units: u32, zone: Zone) -> Option<u32> {
         let floor = Bin::of(size_units, zone);
-        let newest = self.heads[floor.list()];
+        let mut newest = self.heads[floor.list()];
         // The edge marker, which ends every list, is too small for any request.
-        if blocks.node(newest).size_units >= size_units {
-            return Some(newest);
+        if nodes[newest as usize].size_units < size_units {
+            newest = self.first_above(floor, zone);
+            if newest == NIL {
+                return self.search(nodes, floor, size_units);
+            }
         }
-        self.first_above(floor, zone).or_else(|| self.search(blocks, floor, size_units))
+        Some(newest)
     }
 
     /// Any free block of the zone.
@@ -213,21 +216,26 @@ impl Bins {
     }
 
     #[cold]
-    fn search(&self, blocks: &Blocks, bin: Bin, size_units: u32) -> Option<u32> {
-        self.list(blocks, bin).find(|&index| blocks.node(index).size_units >= size_units)
+    #[inline(never)]
+    fn search(&self, nodes: &[Node], bin: Bin, size_units: u32) -> Option<u32> {
+        let mut index = self.heads[bin.list()];
+        while index != NIL && nodes[index as usize].size_units < size_units {
+            index = nodes[index as usize].next_free;
+        }
+        (index != NIL).then_some(index)
     }
 
-    #[inline]
-    fn first_above(&self, bin: Bin, zone: Zone) -> Option<u32> {
+    /// The newest block of the first bin of the zone above this one that has one, else `NIL`.
+    #[inline(always)]
+    fn first_above(&self, bin: Bin, zone: Zone) -> u32 {
         // The bin after the last of a row is the first of the next row; after the last of a zone there is an empty one.
         let next = Bin(bin.0 + 1);
         let in_row = self.columns[next.row()] & (u32::MAX << next.column());
         if in_row != 0 {
-            let bin = Bin(bin.0 + 1 & !(COLUMNS as u32 - 1) | in_row.trailing_zeros());
-            return Some(self.heads[bin.list()]);
+            return self.heads[Bin::at(next.row() as u32, in_row.trailing_zeros()).list()];
         }
         let rows = self.rows & zone.row_bits() & (u64::MAX << next.row() << 1);
-        (rows != 0).then(|| self.newest_of_row(rows.trailing_zeros()))
+        if rows == 0 { NIL } else { self.newest_of_row(rows.trailing_zeros()) }
     }
 
     /// The newest block of the smallest size in a row that has one.
@@ -264,7 +272,7 @@ mod tests {
 
     fn take(blocks: &mut Blocks, size_units: u32) -> u32 {
         blocks.keep_spare();
-        blocks.take(Node { size_units, state: NodeState::OccupiedSmall, ..Node::EDGE })
+        blocks.table().take(Node { size_units, state: NodeState::OccupiedSmall, ..Node::EDGE }).0
     }
 
     fn bins_with(sizes: &[u32]) -> (Bins, Blocks, Vec<u32>) {
@@ -278,16 +286,16 @@ mod tests {
 
     #[test]
     fn find_takes_the_newest_of_its_own_bin_if_that_fits() {
-        let (bins, blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
+        let (bins, mut blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
         assert_eq!(Bin::of(2047, Zone::Small), Bin::of(2020, Zone::Small));
-        assert_eq!(bins.find(&blocks, 2030, Zone::Small), Some(indices[2]));
+        assert_eq!(bins.find(blocks.table().nodes(), 2030, Zone::Small), Some(indices[2]));
         assert_eq!(
-            bins.find(&blocks, 2045, Zone::Small),
+            bins.find(blocks.table().nodes(), 2045, Zone::Small),
             Some(indices[3]),
             "the next bin comes before the rest"
         );
-        assert_eq!(bins.find(&blocks, 2048, Zone::Small), Some(indices[3]));
-        assert_eq!(bins.find(&blocks, 4001, Zone::Small), None);
+        assert_eq!(bins.find(blocks.table().nodes(), 2048, Zone::Small), Some(indices[3]));
+        assert_eq!(bins.find(blocks.table().nodes(), 4001, Zone::Small), None);
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 4000);
     }
 
@@ -297,12 +305,12 @@ mod tests {
         let mut sizes = vec![2047];
         sizes.extend([2016; 20]);
         let (mut bins, mut blocks, indices) = bins_with(&sizes);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(indices[0]));
+        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), Some(indices[0]));
         bins.unlink(&mut blocks, indices[0]);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), None);
+        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), None);
         let larger = take(&mut blocks, 9000);
         bins.link(&mut blocks, larger);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(larger));
+        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), Some(larger));
     }
 
     #[test]
@@ -313,15 +321,15 @@ mod tests {
         }
         assert!(bins.bits().all(|(bin, row, column)| !row && !column && bins.heads[bin.list()] == NIL));
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 0);
-        assert_eq!(bins.find(&blocks, 1, Zone::Small), None);
+        assert_eq!(bins.find(blocks.table().nodes(), 1, Zone::Small), None);
     }
 
     #[test]
     fn zones_do_not_see_each_other() {
-        let (bins, blocks, indices) = bins_with(&[10, 3000]);
-        assert_eq!(bins.find(&blocks, 1, Zone::Large), None);
+        let (bins, mut blocks, indices) = bins_with(&[10, 3000]);
+        assert_eq!(bins.find(blocks.table().nodes(), 1, Zone::Large), None);
         assert_eq!((bins.any(Zone::Large), bins.largest_units(&blocks, Zone::Large)), (None, 0));
-        assert_eq!(bins.find(&blocks, 20, Zone::Small), Some(indices[1]));
+        assert_eq!(bins.find(blocks.table().nodes(), 20, Zone::Small), Some(indices[1]));
         assert!(bins.any(Zone::Small).is_some());
         assert_eq!(bins.blocks(&blocks, Zone::Small).count(), 2);
         assert_eq!(bins.blocks(&blocks, Zone::Large).count(), 0);

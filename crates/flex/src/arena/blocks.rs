@@ -175,6 +175,12 @@ impl Node {
         slack_bytes: 0,
         state: NodeState::Edge,
     };
+
+    /// Marks a block occupied.
+    #[inline(always)]
+    pub(crate) fn occupy(&mut self, state: NodeState, slack_bytes: u8) {
+        (self.state, self.slack_bytes) = (state, slack_bytes);
+    }
 }
 
 /// All nodes.
@@ -232,33 +238,10 @@ impl Blocks {
         }
     }
 
-    /// Takes the spare node for a block and returns its index; all but the generation is as given. The links to the
-    /// neighbours are the caller's to write, on their side.
-    #[inline]
-    pub(crate) fn take(&mut self, block: Node) -> u32 {
-        debug_assert_ne!(self.spare, NIL, "`keep_spare` comes first");
-        let index = self.spare;
-        let node = &mut self.nodes[index as usize];
-        self.spare = node.next_free;
-        *node = Node { generation: node.generation, ..block };
-        index
-    }
-
-    /// Puts a node that is in no region and no bin on the spare list.
-    #[inline]
-    pub(crate) fn put(&mut self, index: u32) {
-        let spare = self.spare;
-        let node = self.node_mut(index);
-        node.state = NodeState::Spare;
-        node.next_free = spare;
-        self.spare = index;
-    }
-
-    /// Makes every handle to the node stale.
-    #[inline]
-    pub(crate) fn retire(&mut self, index: u32) {
-        let node = self.node_mut(index);
-        node.generation = if node.generation == MAX_GENERATION { 1 } else { node.generation + 1 };
+    /// All nodes there are, for a series of steps that adds none.
+    #[inline(always)]
+    pub(crate) fn table(&mut self) -> Table<'_> {
+        Table { nodes: &mut self.nodes, spare: &mut self.spare }
     }
 
     #[cold]
@@ -274,13 +257,72 @@ impl Blocks {
     }
 }
 
+/// The nodes of [`Blocks`], whose place and number do not change meanwhile.
+///
+/// The steps of every request go through one of these: with the bounds at hand, a node that was looked at before is not
+/// checked again.
+#[derive(Debug)]
+pub(crate) struct Table<'a> {
+    nodes: &'a mut [Node],
+    spare: &'a mut u32,
+}
+
+impl Table<'_> {
+    /// As [`Blocks::node`].
+    #[inline(always)]
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    /// As [`Blocks::node_mut`].
+    #[inline(always)]
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+
+    /// Every node, by index.
+    #[inline(always)]
+    pub(crate) fn nodes(&self) -> &[Node] {
+        self.nodes
+    }
+
+    /// Takes the spare node for a block and returns its index and generation. Of the block given, the generation and
+    /// the links of its bin do not count; the links to the node are the caller's to write.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, block: Node) -> (u32, u32) {
+        debug_assert_ne!(*self.spare, NIL, "`keep_spare` comes first");
+        let index = *self.spare;
+        let node = &mut self.nodes[index as usize];
+        let Node { generation, previous_free, next_free, .. } = *node;
+        *self.spare = next_free;
+        *node = Node { generation, previous_free, next_free, ..block };
+        (index, generation)
+    }
+
+    /// Puts a node that is in no region and no bin on the spare list.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        node.state = NodeState::Spare;
+        node.next_free = std::mem::replace(self.spare, index);
+    }
+
+    /// Makes every handle to the node stale.
+    #[inline(always)]
+    pub(crate) fn retire(&mut self, index: u32) {
+        let node = self.node_mut(index);
+        node.generation = if node.generation == MAX_GENERATION { 1 } else { node.generation + 1 };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn take(blocks: &mut Blocks, slot: u16, offset_units: u32, size_units: u32) -> u32 {
         blocks.keep_spare();
-        blocks.take(Node { slot, offset_units, size_units, state: NodeState::OccupiedLarge, ..Node::EDGE })
+        let state = NodeState::OccupiedLarge;
+        blocks.table().take(Node { slot, offset_units, size_units, state, ..Node::EDGE }).0
     }
 
     #[test]
@@ -301,8 +343,8 @@ mod tests {
         let second = take(&mut blocks, 0, 4, 4);
         assert_ne!(first, NIL);
         assert_ne!(first, second);
-        blocks.put(first);
-        blocks.put(second);
+        blocks.table().put(first);
+        blocks.table().put(second);
         assert_eq!(take(&mut blocks, 1, 0, 1), second);
         assert_eq!(take(&mut blocks, 1, 1, 1), first);
         assert_eq!(blocks.len(), 3);
@@ -324,10 +366,10 @@ mod tests {
         let index = take(&mut blocks, 0, 0, 1);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.node_mut(index).generation = MAX_GENERATION;
-        blocks.retire(index);
+        blocks.table().retire(index);
         assert_eq!(blocks.node(index).generation, 1);
-        blocks.retire(index);
-        blocks.put(index);
+        blocks.table().retire(index);
+        blocks.table().put(index);
         assert_eq!(take(&mut blocks, 0, 0, 1), index);
         assert_eq!(blocks.node(index).generation, 2);
     }
@@ -341,7 +383,7 @@ mod tests {
         assert!(blocks.occupied(BlockHandle { generation: 2, ..handle }).is_none());
         assert!(blocks.occupied(BlockHandle { index: 99, ..handle }).is_none());
         assert!(blocks.occupied(BlockHandle { index: NIL, ..handle }).is_none());
-        blocks.retire(index);
+        blocks.table().retire(index);
         assert!(blocks.occupied(handle).is_none());
     }
 }

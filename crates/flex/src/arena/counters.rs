@@ -134,7 +134,7 @@ impl TypeCounters {
     }
 
     #[inline]
-    fn decrease(&mut self, released: &Released) {
+    fn decrease(&mut self, released: Released) {
         self.allocated_bytes.decrease(released.size_bytes);
         self.requested_bytes.decrease(released.requested_bytes);
         self.allocation.decrease(1);
@@ -245,12 +245,9 @@ impl Counters {
         }
     }
 
-    /// A block is freed.
-    #[inline]
-    pub(crate) fn released(&mut self, released: &Released, gaps_beside: u32, out_of_use_bytes: u64) {
-        if out_of_use_bytes > 0 {
-            return self.released_last(released, gaps_beside, out_of_use_bytes);
-        }
+    /// A block is freed whose region stays in use.
+    #[inline(always)]
+    pub(crate) fn released(&mut self, released: Released, gaps_beside: u32) {
         let counters = self.of_mut(released.memory_type);
         counters.decrease(released);
         if counters.allocated_bytes.current < counters.split.lowest_allocated {
@@ -263,10 +260,10 @@ impl Counters {
         }
     }
 
-    /// As above, if that was the last occupied block of its region.
+    /// The last block of a region is freed.
     #[cold]
     #[inline(never)]
-    fn released_last(&mut self, released: &Released, gaps_beside: u32, out_of_use_bytes: u64) {
+    pub(crate) fn released_last(&mut self, released: Released, gaps_beside: u32, out_of_use_bytes: u64) {
         let before = self.before(released.memory_type);
         self.chunk_removed(released.memory_type, gaps_beside, out_of_use_bytes);
         let counters = self.of_mut(released.memory_type);

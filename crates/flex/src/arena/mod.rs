@@ -232,8 +232,11 @@ impl Arena {
         let size_bytes = bytes_of(node.size_units);
         let requested_bytes = size_bytes - u64::from(node.slack_bytes);
         let released = Released { size_bytes, requested_bytes, memory_type: region.memory_type };
-        let out_of_use_bytes = if region.is_wholly_free() { region.usable_bytes() } else { 0 };
-        self.counters.released(&released, gaps_beside, out_of_use_bytes);
+        if region.is_wholly_free() {
+            self.counters.released_last(released, gaps_beside, region.usable_bytes());
+        } else {
+            self.counters.released(released, gaps_beside);
+        }
         Ok(released)
     }
 

@@ -8,7 +8,7 @@
 //! Protected by the allocator mutex.
 
 use super::bins::{Bin, Bins};
-use super::blocks::{BlockHandle, Blocks, NIL, Node, NodeState, Zone};
+use super::blocks::{BlockHandle, Blocks, NIL, Node, NodeState, Table, Zone};
 use super::request::Placed;
 use super::zones::{End, Zones};
 use crate::address::{Chunk, VirtualAddress};
@@ -152,7 +152,8 @@ impl Region {
         self.phase = Phase::Present(region_id);
         let state = NodeState::occupied(Zone::Large);
         blocks.keep_spare();
-        self.first = blocks.take(Node { slot: slot.0, size_units: self.usable_units, state, ..Node::EDGE });
+        let whole = Node { slot: slot.0, size_units: self.usable_units, state, ..Node::EDGE };
+        (self.first, _) = blocks.table().take(whole);
         self.bins.link(blocks, self.first);
         self.free_units = self.usable_units;
     }
@@ -164,7 +165,7 @@ impl Region {
         self.phase = Phase::Releasing(region_id);
         self.bins.unlink(blocks, self.first);
         debug_assert_eq!(blocks.node(self.first).size_units, self.usable_units);
-        blocks.put(self.first);
+        blocks.table().put(self.first);
         self.first = NIL;
         self.free_units = 0;
     }
@@ -173,12 +174,15 @@ impl Region {
     #[inline(always)]
     pub(crate) fn carve(&mut self, blocks: &mut Blocks, size_units: u32, slack_bytes: u8) -> Option<Carved> {
         blocks.keep_spare();
+        let mut table = blocks.table();
         let zone = self.zones.zone_of(size_units);
-        let carved = match self.bins.find(blocks, size_units, zone) {
-            Some(free) => self.cut(blocks, free, size_units, zone, self.zones.end_of(size_units)),
-            None => self.carve_across_zones(blocks, size_units, zone)?,
+        let carved = match self.bins.find(table.nodes(), size_units, zone) {
+            Some(free) => {
+                let wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
+                self.cut(&mut table, free, zone, wanted)
+            }
+            None => self.carve_across_zones(blocks, size_units, slack_bytes, zone)?,
         };
-        blocks.node_mut(carved.index).slack_bytes = slack_bytes;
         self.free_units -= size_units;
         Some(carved)
     }
@@ -193,8 +197,7 @@ impl Region {
         slack_bytes: u8,
     ) -> Option<Carved> {
         let zone = self.zones.zone_of(size_units);
-        let carved = self.carve_from_gap(blocks, size_units, zone, End::Low)?;
-        blocks.node_mut(carved.index).slack_bytes = slack_bytes;
+        let carved = self.carve_from_gap(blocks, zone, Cut { size_units, slack_bytes, end: End::Low })?;
         self.free_units -= size_units;
         Some(carved)
     }
@@ -204,7 +207,7 @@ impl Region {
     #[inline(always)]
     pub(crate) fn give_back(&mut self, blocks: &mut Blocks, index: u32) -> u32 {
         debug_assert!(blocks.node(index).state.is_occupied());
-        blocks.retire(index);
+        blocks.table().retire(index);
         self.free_units += blocks.node(index).size_units;
         self.settle(blocks, index)
     }
@@ -213,13 +216,14 @@ impl Region {
     /// large enough goes back to the large zone. Returns how many gaps there were beside it.
     #[inline(always)]
     pub(crate) fn settle(&mut self, blocks: &mut Blocks, index: u32) -> u32 {
-        let zone = blocks.node(index).state.zone();
-        let united = self.coalesce(blocks, index, zone);
+        let mut table = blocks.table();
+        let zone = table.node(index).state.zone();
+        let united = self.coalesce(&mut table, index, zone);
         if united.size_units >= self.zones.release_units && zone == Zone::Small {
             self.relabel_free(blocks, united.index);
         } else {
-            blocks.node_mut(united.index).state = NodeState::free(zone);
-            self.bins.insert(blocks, united.index, Bin::of(united.size_units, zone));
+            table.node_mut(united.index).state = NodeState::free(zone);
+            self.bins.insert(&mut table, united.index, Bin::of(united.size_units, zone));
         }
         united.gaps_beside
     }
@@ -242,50 +246,58 @@ impl Region {
     /// What a request finds that its own zone cannot serve.
     #[cold]
     #[inline(never)]
-    fn carve_across_zones(&mut self, blocks: &mut Blocks, size_units: u32, zone: Zone) -> Option<Carved> {
+    fn carve_across_zones(
+        &mut self,
+        blocks: &mut Blocks,
+        size_units: u32,
+        slack_bytes: u8,
+        zone: Zone,
+    ) -> Option<Carved> {
+        let mut wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
         if zone == Zone::Small {
-            if let Some(free) = self.bins.find(blocks, self.zones.extent_units, Zone::Large) {
-                return Some(self.carve_from_extent(blocks, free, size_units));
+            if let Some(free) = self.find(blocks, self.zones.extent_units, Zone::Large) {
+                return Some(self.carve_from_extent(blocks, free, wanted));
             }
-            if let Some(free) = self.bins.find(blocks, size_units, Zone::Large) {
-                return Some(self.cut_for(blocks, free, size_units, zone, End::Low));
+            wanted.end = End::Low;
+            if let Some(free) = self.find(blocks, size_units, Zone::Large) {
+                return Some(self.cut_for(blocks, free, zone, wanted));
             }
         }
-        let end = if zone == Zone::Small { End::Low } else { self.zones.end_of(size_units) };
-        self.carve_from_gap(blocks, size_units, zone, end)
+        self.carve_from_gap(blocks, zone, wanted)
     }
 
     /// Makes every gap one block, and takes one that is large enough.
     #[cold]
-    fn carve_from_gap(
-        &mut self,
-        blocks: &mut Blocks,
-        size_units: u32,
-        zone: Zone,
-        end: End,
-    ) -> Option<Carved> {
+    fn carve_from_gap(&mut self, blocks: &mut Blocks, zone: Zone, wanted: Cut) -> Option<Carved> {
         self.unite(blocks);
-        let free = self.bins.find(blocks, size_units, Zone::Large)?;
-        Some(self.cut_for(blocks, free, size_units, zone, end))
+        let free = self.find(blocks, wanted.size_units, Zone::Large)?;
+        Some(self.cut_for(blocks, free, zone, wanted))
     }
 
     /// Gives the small zone an extent of a large free block, and occupies a part of that.
-    fn carve_from_extent(&mut self, blocks: &mut Blocks, free: u32, size_units: u32) -> Carved {
-        let extent = self.cut_for(blocks, free, self.zones.extent_units, Zone::Small, End::Low);
+    fn carve_from_extent(&mut self, blocks: &mut Blocks, free: u32, wanted: Cut) -> Carved {
+        let extent = Cut { size_units: self.zones.extent_units, slack_bytes: 0, end: End::Low };
+        let extent = self.cut_for(blocks, free, Zone::Small, extent);
         // Not `settle`: it might go straight back.
-        let united = self.coalesce(blocks, extent.index, Zone::Small);
+        let united = self.coalesce(&mut blocks.table(), extent.index, Zone::Small);
         self.bins.link(blocks, united.index);
         let free =
-            self.bins.find(blocks, size_units, Zone::Small).expect("an extent holds any small request");
-        self.cut_for(blocks, free, size_units, Zone::Small, End::High)
+            self.find(blocks, wanted.size_units, Zone::Small).expect("an extent holds any small request");
+        self.cut_for(blocks, free, Zone::Small, Cut { end: End::High, ..wanted })
+    }
+
+    #[inline(never)]
+    fn find(&self, blocks: &mut Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        self.bins.find(blocks.table().nodes(), size_units, zone)
     }
 
     /// Cuts a block of a zone from a free one of either.
     #[cold]
     #[inline(never)]
-    fn cut_for(&mut self, blocks: &mut Blocks, free: u32, size_units: u32, zone: Zone, end: End) -> Carved {
+    fn cut_for(&mut self, blocks: &mut Blocks, free: u32, zone: Zone, wanted: Cut) -> Carved {
         blocks.keep_spare();
-        let carved = self.cut(blocks, free, size_units, blocks.node(free).state.zone(), end);
+        let zone_of_free = blocks.node(free).state.zone();
+        let carved = self.cut(&mut blocks.table(), free, zone_of_free, wanted);
         blocks.node_mut(carved.index).state = NodeState::occupied(zone);
         carved
     }
@@ -304,89 +316,97 @@ impl Region {
     #[inline(never)]
     fn relabel_free(&mut self, blocks: &mut Blocks, index: u32) {
         blocks.node_mut(index).state = NodeState::occupied(Zone::Large);
-        let united = self.coalesce(blocks, index, Zone::Large);
+        let united = self.coalesce(&mut blocks.table(), index, Zone::Large);
         self.bins.link(blocks, united.index);
     }
 
     /// Merges a block of a zone that is in no bin with its free neighbours of that zone. The result is in no bin.
     #[inline(always)]
-    fn coalesce(&mut self, blocks: &mut Blocks, index: u32, zone: Zone) -> United {
+    fn coalesce(&mut self, table: &mut Table<'_>, index: u32, zone: Zone) -> United {
         let free = NodeState::free(zone);
-        let Node { previous, next, size_units, .. } = *blocks.node(index);
-        let (before, after) = (blocks.node(previous).state, blocks.node(next).state);
+        let Node { previous, next, size_units, .. } = *table.node(index);
+        let (before, after) = (table.node(previous).state, table.node(next).state);
         let gaps_beside = u32::from(before.is_gap()) + u32::from(after.is_gap());
         let mut united = United { index, size_units, gaps_beside };
         let mut beyond = next;
         if after == free {
-            let node = *blocks.node(next);
-            self.bins.remove(blocks, &node);
+            let node = *table.node(next);
+            self.bins.remove(table, &node);
             united.size_units += node.size_units;
             beyond = node.next;
-            blocks.put(next);
+            table.put(next);
         }
         if before == free {
             // A look at the links only now: the one above may have been its neighbour in the bin.
-            let node = *blocks.node(previous);
-            self.bins.remove(blocks, &node);
+            let node = *table.node(previous);
+            self.bins.remove(table, &node);
             united.size_units += node.size_units;
             united.index = previous;
-            blocks.put(index);
+            table.put(index);
         }
-        blocks.node_mut(beyond).previous = united.index;
-        let node = blocks.node_mut(united.index);
+        table.node_mut(beyond).previous = united.index;
+        let node = table.node_mut(united.index);
         (node.size_units, node.next) = (united.size_units, beyond);
         united
     }
 
     /// Occupies one end of a free block of a zone; the rest stays free. Needs a spare node.
     #[inline(always)]
-    fn cut(&mut self, blocks: &mut Blocks, free: u32, size_units: u32, zone: Zone, end: End) -> Carved {
-        let node = *blocks.node(free);
+    fn cut(&mut self, table: &mut Table<'_>, free: u32, zone: Zone, wanted: Cut) -> Carved {
+        let Cut { size_units, slack_bytes, end } = wanted;
+        let node = *table.node(free);
         let Node { offset_units, previous, next, generation, .. } = node;
+        let state = NodeState::occupied(zone);
         let rest_units = node.size_units - size_units;
         if rest_units == 0 {
-            self.bins.remove(blocks, &node);
-            blocks.node_mut(free).state = NodeState::occupied(zone);
-            let gaps_beside = gaps_at(blocks, previous) + gaps_at(blocks, next);
+            self.bins.remove(table, &node);
+            table.node_mut(free).occupy(state, slack_bytes);
+            let gaps_beside = gaps_at(table, previous) + gaps_at(table, next);
             return Carved { index: free, generation, offset_units, gaps_beside };
         }
         let bin = Bin::of(rest_units, zone);
         match end {
             End::High => {
-                // The rest keeps the node, and in most cases a place that is as good.
+                // The rest keeps the node. It is the first of its bin already if that is the one it was found in.
                 if node.previous_free != bin.first() {
-                    self.bins.remove(blocks, &node);
-                    self.bins.insert(blocks, free, bin);
+                    self.bins.remove(table, &node);
+                    self.bins.insert(table, free, bin);
                 }
                 let offset_units = offset_units + rest_units;
-                let state = NodeState::occupied(zone);
-                let index =
-                    Region::split(blocks, free, rest_units, Node { offset_units, size_units, state, ..node });
-                let generation = blocks.node(index).generation;
-                Carved { index, generation, offset_units, gaps_beside: 1 + gaps_at(blocks, next) }
+                let upper = Node { offset_units, size_units, slack_bytes, state, ..node };
+                let (index, generation) = Region::split(table, free, rest_units, upper);
+                Carved { index, generation, offset_units, gaps_beside: 1 + gaps_at(table, next) }
             }
             End::Low => {
-                self.bins.remove(blocks, &node);
+                self.bins.remove(table, &node);
                 let upper = Node { offset_units: offset_units + size_units, size_units: rest_units, ..node };
-                let rest = Region::split(blocks, free, size_units, upper);
-                self.bins.insert(blocks, rest, bin);
-                blocks.node_mut(free).state = NodeState::occupied(zone);
-                Carved { index: free, generation, offset_units, gaps_beside: 1 + gaps_at(blocks, previous) }
+                let (rest, _) = Region::split(table, free, size_units, upper);
+                self.bins.insert(table, rest, bin);
+                table.node_mut(free).occupy(state, slack_bytes);
+                Carved { index: free, generation, offset_units, gaps_beside: 1 + gaps_at(table, previous) }
             }
         }
     }
 
     /// Cuts a block down to `lower_units` and gives what is above a node of its own: `upper`, but for its links.
-    /// Returns that.
+    /// Returns its index and generation.
     #[inline(always)]
-    fn split(blocks: &mut Blocks, lower: u32, lower_units: u32, upper: Node) -> u32 {
+    fn split(table: &mut Table<'_>, lower: u32, lower_units: u32, upper: Node) -> (u32, u32) {
         let next = upper.next;
-        let index = blocks.take(Node { previous: lower, ..upper });
-        blocks.node_mut(next).previous = index;
-        let node = blocks.node_mut(lower);
+        let (index, generation) = table.take(Node { previous: lower, ..upper });
+        table.node_mut(next).previous = index;
+        let node = table.node_mut(lower);
         (node.size_units, node.next) = (lower_units, index);
-        index
+        (index, generation)
     }
+}
+
+/// What is cut off a free block, and from which end.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    size_units: u32,
+    slack_bytes: u8,
+    end: End,
 }
 
 /// A block that is about to be free, with what it was coalesced with.
@@ -397,9 +417,9 @@ struct United {
 }
 
 /// 1 if a neighbour is free or held, else 0.
-#[inline]
-fn gaps_at(blocks: &Blocks, neighbour: u32) -> u32 {
-    u32::from(blocks.node(neighbour).state.is_gap())
+#[inline(always)]
+fn gaps_at(table: &Table<'_>, neighbour: u32) -> u32 {
+    u32::from(table.node(neighbour).state.is_gap())
 }
 
 /// The units of a block and those that follow it, up to the first occupied one.
