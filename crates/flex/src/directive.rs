@@ -52,6 +52,34 @@ impl fmt::Display for MemoryType {
     }
 }
 
+/// A domain and a memory type as an index into a table with an entry for each number that a byte can have: what most
+/// directives amount to, and what every allocation looks up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lane(u8);
+
+impl Lane {
+    /// How many entries such a table has.
+    pub(crate) const COUNT: usize = 256;
+
+    /// For what has no entry of its own: more than one domain, or a domain beyond the table.
+    pub(crate) const NONE: Lane = Lane(u8::MAX);
+
+    /// The lane of a domain and a memory type.
+    pub(crate) fn of(domain: DomainId, memory_type: MemoryType) -> Lane {
+        let first = u8::try_from(domain.0).ok().and_then(|domain| domain.checked_mul(2));
+        first.map_or(Lane::NONE, |first| match first {
+            254.. => Lane::NONE,
+            _ => Lane(first + memory_type.index() as u8),
+        })
+    }
+
+    /// Its entry.
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// Where an allocation goes and what it is for.
 ///
 /// The default binds to domain 0, for tensors.
@@ -71,8 +99,7 @@ pub struct AllocationDirective {
     policy: PlacementPolicy,
     domains: Domains,
     memory_type: MemoryType,
-    /// The domain, if bound to one: what most directives are, and every allocation asks.
-    only_domain: Option<DomainId>,
+    lane: Lane,
 }
 
 impl Default for AllocationDirective {
@@ -92,11 +119,11 @@ impl AllocationDirective {
     }
 
     fn new(policy: PlacementPolicy, domains: Domains, memory_type: MemoryType) -> Self {
-        let only_domain = match (policy, domains.as_slice()) {
-            (PlacementPolicy::Bind, &[domain]) => Some(domain),
-            _ => None,
+        let lane = match (policy, domains.as_slice()) {
+            (PlacementPolicy::Bind, &[domain]) => Lane::of(domain, memory_type),
+            _ => Lane::NONE,
         };
-        AllocationDirective { policy, domains, memory_type, only_domain }
+        AllocationDirective { policy, domains, memory_type, lane }
     }
 
     /// Bound or interleaved.
@@ -109,10 +136,10 @@ impl AllocationDirective {
         &self.domains
     }
 
-    /// The domain, if it is bound to exactly one.
+    /// Its domain and memory type in one, if it is bound to exactly one domain.
     #[inline]
-    pub(crate) fn only_domain(&self) -> Option<DomainId> {
-        self.only_domain
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
     }
 
     /// What the memory is for.
@@ -240,6 +267,23 @@ mod tests {
         let near = AllocationDirective::builder().near(&[DomainId(2), DomainId(1)], true);
         assert_eq!(near.clone().build().unwrap().domains(), [DomainId(2), DomainId(1)]);
         assert_eq!(near.domains([DomainId(0)]).build().unwrap().domains(), [DomainId(0)]);
+    }
+
+    #[test]
+    fn lanes_tell_domains_and_types_apart() {
+        let mut seen = std::collections::HashSet::new();
+        for domain in 0..127 {
+            for memory_type in MemoryType::ALL {
+                let lane = Lane::of(DomainId(domain), memory_type);
+                assert!(lane != Lane::NONE && seen.insert(lane.index()), "{domain} {memory_type}");
+            }
+        }
+        for domain in [127, 128, 256, u32::MAX] {
+            assert_eq!(Lane::of(DomainId(domain), MemoryType::Program), Lane::NONE);
+        }
+        assert_eq!(AllocationDirective::default().lane().index(), 0);
+        let two = AllocationDirective::builder().domains([DomainId(0), DomainId(1)]).build().unwrap();
+        assert_eq!(two.lane(), Lane::NONE);
     }
 
     #[test]

@@ -148,23 +148,27 @@ impl Bins {
         }
     }
 
-    /// A free block of the zone of at least `size_units` (not 0), by good fit; `None` only if there is none.
+    /// A free block of the zone of at least `size_units` (not 0), by good fit; `NIL` only if there is none beyond the
+    /// request's own bin.
     ///
     /// The newest block of the request's own bin if that is large enough, else the newest of the next bin that has one
-    /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no
-    /// better.
+    /// (all of them fit). To look at more blocks of the own bin first packs no better; see [`search`](Self::search) for
+    /// what is left to try.
     #[inline(always)]
-    pub(crate) fn find(&self, nodes: &[Node], size_units: u32, zone: Zone) -> Option<u32> {
+    pub(crate) fn find(&self, nodes: &[Node], size_units: u32, zone: Zone) -> u32 {
         let floor = Bin::of(size_units, zone);
-        let mut newest = self.heads[floor.list()];
+        let newest = self.heads[floor.list()];
         // The edge marker, which ends every list, is too small for any request.
-        if nodes[newest as usize].size_units < size_units {
-            newest = self.first_above(floor, zone);
-            if newest == NIL {
-                return self.search(nodes, floor, size_units);
-            }
+        if nodes[newest as usize].size_units >= size_units {
+            return newest;
         }
-        Some(newest)
+        self.first_above(floor, zone)
+    }
+
+    /// Any block of at least `size_units` in the request's own bin.
+    pub(crate) fn search(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        self.list(blocks, Bin::of(size_units, zone))
+            .find(|&index| blocks.node(index).size_units >= size_units)
     }
 
     /// Any free block of the zone.
@@ -213,16 +217,6 @@ impl Bins {
         self.rows & (1 << row) == 0
             && self.columns[row] == 0
             && self.heads[row * COLUMNS..][..COLUMNS] == [NIL; COLUMNS]
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn search(&self, nodes: &[Node], bin: Bin, size_units: u32) -> Option<u32> {
-        let mut index = self.heads[bin.list()];
-        while index != NIL && nodes[index as usize].size_units < size_units {
-            index = nodes[index as usize].next_free;
-        }
-        (index != NIL).then_some(index)
     }
 
     /// The newest block of the first bin of the zone above this one that has one, else `NIL`.
@@ -275,6 +269,13 @@ mod tests {
         blocks.table().take(Node { size_units, state: NodeState::OccupiedSmall, ..Node::EDGE }).0
     }
 
+    fn find(bins: &Bins, blocks: &mut Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        match bins.find(blocks.table().nodes(), size_units, zone) {
+            NIL => bins.search(blocks, size_units, zone),
+            index => Some(index),
+        }
+    }
+
     fn bins_with(sizes: &[u32]) -> (Bins, Blocks, Vec<u32>) {
         let (mut bins, mut blocks) = (Bins::new(), Blocks::new());
         let indices = sizes.iter().map(|&size_units| take(&mut blocks, size_units)).collect::<Vec<_>>();
@@ -288,14 +289,14 @@ mod tests {
     fn find_takes_the_newest_of_its_own_bin_if_that_fits() {
         let (bins, mut blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
         assert_eq!(Bin::of(2047, Zone::Small), Bin::of(2020, Zone::Small));
-        assert_eq!(bins.find(blocks.table().nodes(), 2030, Zone::Small), Some(indices[2]));
+        assert_eq!(find(&bins, &mut blocks, 2030, Zone::Small), Some(indices[2]));
         assert_eq!(
-            bins.find(blocks.table().nodes(), 2045, Zone::Small),
+            find(&bins, &mut blocks, 2045, Zone::Small),
             Some(indices[3]),
             "the next bin comes before the rest"
         );
-        assert_eq!(bins.find(blocks.table().nodes(), 2048, Zone::Small), Some(indices[3]));
-        assert_eq!(bins.find(blocks.table().nodes(), 4001, Zone::Small), None);
+        assert_eq!(find(&bins, &mut blocks, 2048, Zone::Small), Some(indices[3]));
+        assert_eq!(find(&bins, &mut blocks, 4001, Zone::Small), None);
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 4000);
     }
 
@@ -305,12 +306,12 @@ mod tests {
         let mut sizes = vec![2047];
         sizes.extend([2016; 20]);
         let (mut bins, mut blocks, indices) = bins_with(&sizes);
-        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), Some(indices[0]));
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), Some(indices[0]));
         bins.unlink(&mut blocks, indices[0]);
-        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), None);
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), None);
         let larger = take(&mut blocks, 9000);
         bins.link(&mut blocks, larger);
-        assert_eq!(bins.find(blocks.table().nodes(), 2047, Zone::Small), Some(larger));
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), Some(larger));
     }
 
     #[test]
@@ -321,15 +322,15 @@ mod tests {
         }
         assert!(bins.bits().all(|(bin, row, column)| !row && !column && bins.heads[bin.list()] == NIL));
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 0);
-        assert_eq!(bins.find(blocks.table().nodes(), 1, Zone::Small), None);
+        assert_eq!(find(&bins, &mut blocks, 1, Zone::Small), None);
     }
 
     #[test]
     fn zones_do_not_see_each_other() {
         let (bins, mut blocks, indices) = bins_with(&[10, 3000]);
-        assert_eq!(bins.find(blocks.table().nodes(), 1, Zone::Large), None);
+        assert_eq!(find(&bins, &mut blocks, 1, Zone::Large), None);
         assert_eq!((bins.any(Zone::Large), bins.largest_units(&blocks, Zone::Large)), (None, 0));
-        assert_eq!(bins.find(blocks.table().nodes(), 20, Zone::Small), Some(indices[1]));
+        assert_eq!(find(&bins, &mut blocks, 20, Zone::Small), Some(indices[1]));
         assert!(bins.any(Zone::Small).is_some());
         assert_eq!(bins.blocks(&blocks, Zone::Small).count(), 2);
         assert_eq!(bins.blocks(&blocks, Zone::Large).count(), 0);

@@ -293,9 +293,12 @@ impl Table<'_> {
         debug_assert_ne!(*self.spare, NIL, "`keep_spare` comes first");
         let index = *self.spare;
         let node = &mut self.nodes[index as usize];
-        let Node { generation, previous_free, next_free, .. } = *node;
-        *self.spare = next_free;
-        *node = Node { generation, previous_free, next_free, ..block };
+        *self.spare = node.next_free;
+        let generation = node.generation;
+        // One by one: what does not count is not written either.
+        (node.offset_units, node.size_units) = (block.offset_units, block.size_units);
+        (node.previous, node.next) = (block.previous, block.next);
+        (node.slot, node.slack_bytes, node.state) = (block.slot, block.slack_bytes, block.state);
         (index, generation)
     }
 
@@ -311,7 +314,8 @@ impl Table<'_> {
     #[inline(always)]
     pub(crate) fn retire(&mut self, index: u32) {
         let node = self.node_mut(index);
-        node.generation = if node.generation == MAX_GENERATION { 1 } else { node.generation + 1 };
+        let next = node.generation + 1;
+        node.generation = if next > MAX_GENERATION { 1 } else { next };
     }
 }
 

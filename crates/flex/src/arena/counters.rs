@@ -2,8 +2,7 @@
 //!
 //! Only what cannot be derived is kept ([`Meter`], [`InactiveSplit`]): every request moves these counters.
 //!
-//! A request that is rolled back leaves no trace: counters move once, when all of a request is placed. Only the
-//! current number of gaps and the bytes of regions in use follow every chunk, and return to what they were.
+//! A request that is rolled back leaves no trace: counters move once, when all of a request is placed.
 //!
 //! Protected by the allocator mutex.
 
@@ -12,49 +11,55 @@ use super::request::{Figures, Released};
 use crate::directive::MemoryType;
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
 
-/// A quantity that rises and falls: a [`Stat`] without `freed`, which is `allocated + base - current`.
+/// A quantity that rises and falls: a [`Stat`] in the terms that change with the fewest instructions.
+///
+/// `current == peak - below_peak` and `freed == allocated + base - current`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Meter {
-    current: u64,
-    peak: u64,
+    below_peak: u64,
     allocated: u64,
+    peak: u64,
     /// The value at the last reset of the sums.
     base: u64,
 }
 
 impl Meter {
-    #[inline]
+    #[inline(always)]
     fn increase(&mut self, amount: u64) {
-        self.current += amount;
         self.allocated += amount;
-        if self.current > self.peak {
-            self.peak = self.current;
+        let (below_peak, is_above) = self.below_peak.overflowing_sub(amount);
+        self.below_peak = below_peak;
+        if is_above {
+            self.peak = self.peak.wrapping_sub(below_peak);
+            self.below_peak = 0;
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn decrease(&mut self, amount: u64) {
-        self.current -= amount;
+        self.below_peak += amount;
+        debug_assert!(self.below_peak <= self.peak, "below zero: {self:?}");
     }
 
-    /// Counts a step from a value to the current one.
-    fn stepped_from(&mut self, before: u64) {
-        self.allocated += self.current.saturating_sub(before);
-        self.peak = self.peak.max(self.current);
+    /// The value now.
+    #[inline]
+    pub(crate) fn current(&self) -> u64 {
+        self.peak - self.below_peak
     }
 
     /// As observers see it.
     pub(crate) fn stat(&self) -> Stat {
-        let Meter { current, peak, allocated, base } = *self;
+        let Meter { peak, allocated, base, .. } = *self;
+        let current = self.current();
         Stat { current, peak, allocated, freed: allocated + base - current }
     }
 
     fn reset_peak(&mut self) {
-        self.peak = self.current;
+        (self.peak, self.below_peak) = (self.current(), 0);
     }
 
     fn reset_accumulated(&mut self) {
-        (self.allocated, self.base) = (0, self.current);
+        (self.allocated, self.base) = (0, self.current());
     }
 }
 
@@ -62,26 +67,47 @@ impl Meter {
 ///
 /// `current == in_use_bytes - allocated`. While the regions in use stay the same, these bytes fall by what is allocated
 /// and rise by what is freed: `allocated == freed of the allocated bytes + offset`, and the peak is where the allocated
-/// bytes are lowest. Everything else goes through [`TypeCounters::stepped_from`]. Sums wrap around.
+/// bytes are lowest. Everything else is a [`Step`]. Sums wrap around.
 #[derive(Debug, Clone, Copy, Default)]
 struct InactiveSplit {
     /// Usable bytes of the regions in use.
     in_use_bytes: u64,
     /// The peak before the regions in use changed last.
     peak: u64,
-    /// The least bytes allocated since then.
-    lowest_allocated: u64,
+    /// By how much the bytes allocated are above the least since then.
+    above_lowest: u64,
     offset: u64,
     /// The value at the last reset of the sums.
     base: u64,
 }
 
-/// The figures that follow every chunk, as they were before a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Before {
-    in_use_bytes: u64,
-    gaps: u64,
-    allocated: Stat,
+impl InactiveSplit {
+    /// The peak, now that so many bytes are allocated.
+    fn peak(&self, allocated_bytes: u64) -> u64 {
+        let lowest_bytes = allocated_bytes - self.above_lowest;
+        self.peak.max(self.in_use_bytes - lowest_bytes)
+    }
+}
+
+/// What a request does to gaps and to the regions in use, beyond the usual: for those of more than one chunk, and
+/// where a region comes into use or goes out of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Step {
+    gaps: i64,
+    in_use_bytes: i64,
+}
+
+impl Step {
+    /// The first block of a region is placed, in place of a gap that did not count. `in_use_bytes` are those of the region.
+    pub(crate) fn first_block(&mut self, gaps_beside: u32, in_use_bytes: u64) {
+        self.gaps += i64::from(gaps_beside);
+        self.in_use_bytes += in_use_bytes as i64;
+    }
+
+    /// Another block is placed, in place of a gap.
+    pub(crate) fn another_block(&mut self, gaps_beside: u32) {
+        self.gaps += i64::from(gaps_beside) - 1;
+    }
 }
 
 /// Counters of one memory type.
@@ -90,40 +116,40 @@ pub(crate) struct TypeCounters {
     pub(crate) allocated_bytes: Meter,
     pub(crate) requested_bytes: Meter,
     pub(crate) allocation: Meter,
-    pub(crate) reserved_bytes: Meter,
-    pub(crate) segment: Meter,
     /// Gaps of the regions in use.
     pub(crate) inactive_split: Meter,
+    pub(crate) reserved_bytes: Meter,
+    pub(crate) segment: Meter,
     split: InactiveSplit,
 }
 
 impl TypeCounters {
     /// Bytes in gaps of the regions in use.
     pub(crate) fn inactive_split_bytes(&self) -> Stat {
-        let InactiveSplit { in_use_bytes, peak, lowest_allocated, offset, base } = self.split;
-        let current = in_use_bytes - self.allocated_bytes.current;
-        let allocated = self.allocated_bytes.stat().freed.wrapping_add(offset);
-        let freed = allocated.wrapping_add(base).wrapping_sub(current);
-        Stat { current, peak: peak.max(in_use_bytes - lowest_allocated), allocated, freed }
+        let allocated = self.allocated_bytes.stat();
+        let InactiveSplit { in_use_bytes, offset, base, .. } = self.split;
+        let current = in_use_bytes - allocated.current;
+        let peak = self.split.peak(allocated.current);
+        let allocated = allocated.freed.wrapping_add(offset);
+        Stat { current, peak, allocated, freed: allocated.wrapping_add(base).wrapping_sub(current) }
     }
 
-    fn before(&self) -> Before {
-        let in_use_bytes = self.split.in_use_bytes;
-        Before { in_use_bytes, gaps: self.inactive_split.current, allocated: self.allocated_bytes.stat() }
-    }
-
-    /// Counts all that happened since then as one step.
-    fn stepped_from(&mut self, before: Before) {
-        self.inactive_split.stepped_from(before.gaps);
+    /// Counts what is not usual: all that `change` and the step do, as one.
+    fn step(&mut self, step: Step, change: impl FnOnce(&mut TypeCounters)) {
+        let (split_before, freed_before) = (self.inactive_split_bytes(), self.allocated_bytes.stat().freed);
+        change(self);
         let allocated = self.allocated_bytes.stat();
         let split = &mut self.split;
-        split.peak = split.peak.max(before.in_use_bytes - split.lowest_allocated);
-        split.lowest_allocated = allocated.current;
-        let rise = (split.in_use_bytes - allocated.current)
-            .saturating_sub(before.in_use_bytes - before.allocated.current);
-        // Seen as a view, it rises by what was freed.
-        let freed = allocated.freed - before.allocated.freed;
-        split.offset = split.offset.wrapping_add(rise).wrapping_sub(freed);
+        split.in_use_bytes = split.in_use_bytes.wrapping_add_signed(step.in_use_bytes);
+        (split.peak, split.above_lowest) = (split_before.peak, 0);
+        let rise = (split.in_use_bytes - allocated.current).saturating_sub(split_before.current);
+        // The view sees as a rise what was freed.
+        let seen = allocated.freed - freed_before;
+        split.offset = split.offset.wrapping_add(rise).wrapping_sub(seen);
+        match step.gaps {
+            0.. => self.inactive_split.increase(step.gaps as u64),
+            _ => self.inactive_split.decrease(step.gaps.unsigned_abs()),
+        }
     }
 
     #[inline]
@@ -153,7 +179,7 @@ impl TypeCounters {
 
     fn reset_peak(&mut self) {
         self.split.peak = self.inactive_split_bytes().current;
-        self.split.lowest_allocated = self.allocated_bytes.current;
+        self.split.above_lowest = 0;
         self.meters_mut().into_iter().for_each(Meter::reset_peak);
     }
 
@@ -184,33 +210,7 @@ impl Counters {
 
     /// Bytes in occupied blocks, rounded sizes.
     pub(crate) fn allocated_bytes(&self, memory_type: MemoryType) -> u64 {
-        self.of(memory_type).allocated_bytes.current
-    }
-
-    /// What [`placed`](Self::placed) needs to know of the time before the first chunk.
-    pub(crate) fn before(&self, memory_type: MemoryType) -> Before {
-        self.of(memory_type).before()
-    }
-
-    /// A chunk lies in a gap, in place of which there are so many now.
-    pub(crate) fn chunk_placed(
-        &mut self,
-        memory_type: MemoryType,
-        gaps_beside: u32,
-        comes_into_use_bytes: u64,
-    ) {
-        let counters = self.of_mut(memory_type);
-        counters.split.in_use_bytes += comes_into_use_bytes;
-        counters.inactive_split.current += u64::from(gaps_beside);
-        counters.inactive_split.current -= u64::from(comes_into_use_bytes == 0);
-    }
-
-    /// A chunk is gone, and so many gaps beside it are one now.
-    pub(crate) fn chunk_removed(&mut self, memory_type: MemoryType, gaps_beside: u32, out_of_use_bytes: u64) {
-        let counters = self.of_mut(memory_type);
-        counters.split.in_use_bytes -= out_of_use_bytes;
-        counters.inactive_split.current += u64::from(out_of_use_bytes == 0);
-        counters.inactive_split.current -= u64::from(gaps_beside);
+        self.of(memory_type).allocated_bytes.current()
     }
 
     /// All chunks of a request are placed.
@@ -220,15 +220,14 @@ impl Counters {
         total_bytes: u64,
         requested_bytes: u64,
         chunk_count: u64,
-        before: Before,
+        step: Step,
     ) {
-        let counters = self.of_mut(memory_type);
-        counters.increase(total_bytes, requested_bytes, chunk_count);
-        counters.stepped_from(before);
+        self.of_mut(memory_type)
+            .step(step, |counters| counters.increase(total_bytes, requested_bytes, chunk_count));
     }
 
-    /// A request of one chunk is placed, in a region in use: all of the above in one.
-    #[inline]
+    /// A request of one chunk is placed, in a region in use.
+    #[inline(always)]
     pub(crate) fn placed_one(
         &mut self,
         memory_type: MemoryType,
@@ -238,6 +237,7 @@ impl Counters {
     ) {
         let counters = self.of_mut(memory_type);
         counters.increase(size_bytes, requested_bytes, 1);
+        counters.split.above_lowest += size_bytes;
         match gaps_beside {
             1 => {}
             0 => counters.inactive_split.decrease(1),
@@ -250,8 +250,10 @@ impl Counters {
     pub(crate) fn released(&mut self, released: Released, gaps_beside: u32) {
         let counters = self.of_mut(released.memory_type);
         counters.decrease(released);
-        if counters.allocated_bytes.current < counters.split.lowest_allocated {
-            counters.split.lowest_allocated = counters.allocated_bytes.current;
+        let (above_lowest, is_below) = counters.split.above_lowest.overflowing_sub(released.size_bytes);
+        counters.split.above_lowest = above_lowest;
+        if is_below {
+            counters.split.above_lowest = 0;
         }
         match gaps_beside {
             1 => {}
@@ -264,11 +266,8 @@ impl Counters {
     #[cold]
     #[inline(never)]
     pub(crate) fn released_last(&mut self, released: Released, gaps_beside: u32, out_of_use_bytes: u64) {
-        let before = self.before(released.memory_type);
-        self.chunk_removed(released.memory_type, gaps_beside, out_of_use_bytes);
-        let counters = self.of_mut(released.memory_type);
-        counters.decrease(released);
-        counters.stepped_from(before);
+        let step = Step { gaps: -i64::from(gaps_beside), in_use_bytes: -(out_of_use_bytes as i64) };
+        self.of_mut(released.memory_type).step(step, |counters| counters.decrease(released));
     }
 
     /// A region is acquired.

@@ -32,12 +32,12 @@ pub(crate) use region::{RegionOrder, RegionSlot};
 pub(crate) use request::{Chunks, Figures, Placed, Released, Request, Unplaced};
 
 use crate::address::Chunk;
-use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
+use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
 use crate::error::FlexError;
 use crate::topology::{MAX_REGION_BYTES, Topology};
 use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
 use blocks::Blocks;
-use counters::Counters;
+use counters::{Counters, Step};
 use region::{Phase, Region, Search};
 
 /// All regions and blocks of one device.
@@ -48,9 +48,9 @@ pub(crate) struct Arena {
     domain_count: u32,
     order: RegionOrder,
     counters: Counters,
-    /// By domain and memory type: the only acquired region, the only one that a request looks at before it acquires
-    /// more. [`NO_SLOT`] or [`SEVERAL_SLOTS`] if there is not exactly one, or if a limit is set.
-    sole: Vec<[RegionSlot; 2]>,
+    /// By lane: the only acquired region of that domain and memory type, the only one that a request looks at before
+    /// it acquires more. [`NO_SLOT`] or [`SEVERAL_SLOTS`] if there is not exactly one, or if a limit is set.
+    sole: [RegionSlot; Lane::COUNT],
     /// Cap on allocated tensor bytes.
     limit_bytes: Option<u64>,
 }
@@ -60,9 +60,6 @@ const NO_SLOT: RegionSlot = RegionSlot(u16::MAX);
 
 /// More than one region.
 const SEVERAL_SLOTS: RegionSlot = RegionSlot(u16::MAX - 1);
-
-/// Domains beyond these have no short cut; most devices have few.
-const SOLE_DOMAINS: u32 = 64;
 
 /// What one chunk needs of a region.
 #[derive(Clone, Copy)]
@@ -85,14 +82,13 @@ impl Wanted<'_> {
 impl Arena {
     /// An arena with no region acquired.
     pub(crate) fn new(topology: &Topology, order: RegionOrder) -> Arena {
-        let domain_count = topology.domain_count();
         Arena {
             blocks: Blocks::new(),
             regions: topology.regions().iter().map(Region::new).collect(),
-            domain_count,
+            domain_count: topology.domain_count(),
             order,
             counters: Counters::default(),
-            sole: vec![[NO_SLOT; 2]; domain_count.min(SOLE_DOMAINS) as usize],
+            sole: [NO_SLOT; Lane::COUNT],
             limit_bytes: None,
         }
     }
@@ -109,8 +105,7 @@ impl Arena {
     pub(crate) fn place_at_once(&mut self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
         let size_units = units_of(bytes)?;
         let (memory_type, size_bytes) = (directive.memory_type(), bytes_of(size_units));
-        let sole = directive.only_domain().and_then(|domain| self.sole.get(domain.0 as usize));
-        let mut slot = sole.map_or(NO_SLOT, |by_type| by_type[memory_type.index()]);
+        let mut slot = self.sole[directive.lane().index()];
         if usize::from(slot.0) >= self.regions.len() {
             slot = self.best_region(size_units, directive)?;
         }
@@ -136,10 +131,11 @@ impl Arena {
         bytes: u64,
         memory_type: MemoryType,
     ) -> Option<Placed> {
-        let before = self.counters.before(memory_type);
+        let mut step = Step::default();
         let size_bytes = bytes_of(size_units);
-        let placed = self.carve(slot, size_units, (size_bytes - bytes) as u8, Search::ByZone)?;
-        self.counters.placed(memory_type, size_bytes, bytes, 1, before);
+        let slack_bytes = (size_bytes - bytes) as u8;
+        let placed = self.carve(slot, size_units, slack_bytes, Search::ByZone, &mut step)?;
+        self.counters.placed(memory_type, size_bytes, bytes, 1, step);
         Some(placed)
     }
 
@@ -157,14 +153,14 @@ impl Arena {
 
     /// Brings `sole` up to date, after the limit or the phase of a region has changed.
     fn find_sole_regions(&mut self) {
-        self.sole.fill([NO_SLOT; 2]);
+        self.sole = [NO_SLOT; Lane::COUNT];
         if self.limit_bytes.is_some() {
             return;
         }
         for (slot, region) in (0..).map(RegionSlot).zip(&self.regions) {
-            let Some(by_type) = self.sole.get_mut(region.domain.0 as usize) else { continue };
-            if region.present_id().is_some() {
-                let sole = &mut by_type[region.memory_type.index()];
+            let lane = Lane::of(region.domain, region.memory_type);
+            if lane != Lane::NONE && region.present_id().is_some() {
+                let sole = &mut self.sole[lane.index()];
                 *sole = if *sole == NO_SLOT { slot } else { SEVERAL_SLOTS };
             }
         }
@@ -177,28 +173,34 @@ impl Arena {
             let possible = self.is_possible(request);
             return Err(if possible { Unplaced::Exhausted } else { Unplaced::Impossible });
         }
-        let before = self.counters.before(request.memory_type);
+        let mut step = Step::default();
         let chunks = match request.chunk_count() {
-            1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone)?]),
-            _ => self.place_several(request, size_units)?,
+            1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone, &mut step)?]),
+            _ => self.place_several(request, size_units, &mut step)?,
         };
         let (total_bytes, count) = (request.total_bytes(), request.chunk_count() as u64);
-        self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count, before);
+        self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count, step);
         Ok(chunks)
     }
 
     /// Places the chunks of an interleaved request or none.
     #[cold]
-    fn place_several(&mut self, request: &Request, size_units: u32) -> Result<Chunks, Unplaced> {
+    fn place_several(
+        &mut self,
+        request: &Request,
+        size_units: u32,
+        step: &mut Step,
+    ) -> Result<Chunks, Unplaced> {
         let mut chunks = Chunks::with_capacity(request.chunk_count());
-        let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone);
+        let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone, step);
         if placed.is_err() && !chunks.is_empty() {
             // An earlier chunk may lie in the middle of a gap that holds two of them side by side.
             self.roll_back(&mut chunks);
+            *step = Step::default();
             if let Err(Unplaced::NeedsRegion(slot)) = placed {
                 self.region_failed(slot); // Not asked for yet.
             }
-            placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide);
+            placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide, step);
         }
         if placed.is_err() {
             self.roll_back(&mut chunks);
@@ -212,9 +214,10 @@ impl Arena {
         size_units: u32,
         chunks: &mut Chunks,
         search: Search,
+        step: &mut Step,
     ) -> Result<(), Unplaced> {
         for chunk in 0..request.chunk_count() {
-            chunks.push(self.place_chunk(request, chunk, size_units, search)?);
+            chunks.push(self.place_chunk(request, chunk, size_units, search, step)?);
         }
         Ok(())
     }
@@ -335,13 +338,14 @@ impl Arena {
         chunk: usize,
         size_units: u32,
         search: Search,
+        step: &mut Step,
     ) -> Result<Placed, Unplaced> {
         let domains = request.domains_of(chunk);
         let wanted = Wanted { domains, memory_type: request.memory_type, size_units };
         let slack_bytes = request.slack_of(chunk);
         let mut tried = None;
         while let Some(rank) = self.next_region(&wanted, tried) {
-            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes, search) {
+            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes, search, step) {
                 return Ok(placed);
             }
             tried = Some(rank);
@@ -372,14 +376,19 @@ impl Arena {
         size_units: u32,
         slack_bytes: u8,
         search: Search,
+        step: &mut Step,
     ) -> Option<Placed> {
         let region = &mut self.regions[usize::from(slot.0)];
-        let comes_into_use_bytes = if region.is_wholly_free() { region.usable_bytes() } else { 0 };
+        let is_first = region.is_wholly_free();
         let carved = match search {
             Search::ByZone => region.carve(&mut self.blocks, size_units, slack_bytes)?,
             Search::SideBySide => region.carve_side_by_side(&mut self.blocks, size_units, slack_bytes)?,
         };
-        self.counters.chunk_placed(region.memory_type, carved.gaps_beside, comes_into_use_bytes);
+        if is_first {
+            step.first_block(carved.gaps_beside, region.usable_bytes());
+        } else {
+            step.another_block(carved.gaps_beside);
+        }
         region.placed(&carved, size_units)
     }
 
@@ -408,9 +417,7 @@ impl Arena {
         while let Some(placed) = chunks.pop() {
             let index = placed.handle.index;
             let region = &mut self.regions[usize::from(self.blocks.node(index).slot)];
-            let gaps_beside = region.give_back(&mut self.blocks, index);
-            let out_of_use_bytes = if region.is_wholly_free() { region.usable_bytes() } else { 0 };
-            self.counters.chunk_removed(region.memory_type, gaps_beside, out_of_use_bytes);
+            region.give_back(&mut self.blocks, index);
         }
     }
 

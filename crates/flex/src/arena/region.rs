@@ -176,12 +176,11 @@ impl Region {
         blocks.keep_spare();
         let mut table = blocks.table();
         let zone = self.zones.zone_of(size_units);
-        let carved = match self.bins.find(table.nodes(), size_units, zone) {
-            Some(free) => {
-                let wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
-                self.cut(&mut table, free, zone, wanted)
-            }
-            None => self.carve_across_zones(blocks, size_units, slack_bytes, zone)?,
+        let free = self.bins.find(table.nodes(), size_units, zone);
+        let wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
+        let carved = match free {
+            NIL => self.carve_after_all(blocks, zone, wanted)?,
+            _ => self.cut(&mut table, free, zone, wanted),
         };
         self.free_units -= size_units;
         Some(carved)
@@ -243,23 +242,19 @@ impl Region {
         small.max().unwrap_or(0).max(self.bins.largest_units(blocks, Zone::Large))
     }
 
-    /// What a request finds that its own zone cannot serve.
+    /// What a request finds that no bin above its own serves.
     #[cold]
     #[inline(never)]
-    fn carve_across_zones(
-        &mut self,
-        blocks: &mut Blocks,
-        size_units: u32,
-        slack_bytes: u8,
-        zone: Zone,
-    ) -> Option<Carved> {
-        let mut wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
+    fn carve_after_all(&mut self, blocks: &mut Blocks, zone: Zone, mut wanted: Cut) -> Option<Carved> {
+        if let Some(free) = self.bins.search(blocks, wanted.size_units, zone) {
+            return Some(self.cut_for(blocks, free, zone, wanted));
+        }
         if zone == Zone::Small {
             if let Some(free) = self.find(blocks, self.zones.extent_units, Zone::Large) {
                 return Some(self.carve_from_extent(blocks, free, wanted));
             }
             wanted.end = End::Low;
-            if let Some(free) = self.find(blocks, size_units, Zone::Large) {
+            if let Some(free) = self.find(blocks, wanted.size_units, Zone::Large) {
                 return Some(self.cut_for(blocks, free, zone, wanted));
             }
         }
@@ -286,9 +281,13 @@ impl Region {
         self.cut_for(blocks, free, Zone::Small, Cut { end: End::High, ..wanted })
     }
 
+    /// Any free block of a zone that is large enough.
     #[inline(never)]
     fn find(&self, blocks: &mut Blocks, size_units: u32, zone: Zone) -> Option<u32> {
-        self.bins.find(blocks.table().nodes(), size_units, zone)
+        match self.bins.find(blocks.table().nodes(), size_units, zone) {
+            NIL => self.bins.search(blocks, size_units, zone),
+            free => Some(free),
+        }
     }
 
     /// Cuts a block of a zone from a free one of either.
