@@ -110,10 +110,10 @@ impl Bins {
     /// Takes a free block out and marks it occupied. Its size may have changed since it was linked.
     #[inline]
     pub(crate) fn unlink(&mut self, blocks: &mut Blocks, index: u32) {
-        let node = *blocks.node(index);
-        debug_assert!(node.state.is_free());
-        self.remove(&mut blocks.table(), &node);
-        blocks.node_mut(index).state = NodeState::occupied(node.state.zone());
+        let state = blocks.node(index).state;
+        debug_assert!(state.is_free());
+        self.remove(&mut blocks.table(), index);
+        blocks.node_mut(index).state = NodeState::occupied(state.zone());
     }
 
     /// Adds a block to a bin; its state is the caller's to set.
@@ -128,10 +128,10 @@ impl Bins {
         self.rows |= 1 << bin.row();
     }
 
-    /// Takes out a free block, of which this is a copy; its state is the caller's to set.
+    /// Takes out a free block; its state is the caller's to set.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, table: &mut Table<'_>, node: &Node) {
-        let (previous, next) = (node.previous_free, node.next_free);
+    pub(crate) fn remove(&mut self, table: &mut Table<'_>, index: u32) {
+        let Node { previous_free: previous, next_free: next, .. } = *table.node(index);
         table.node_mut(next).previous_free = previous;
         if previous & FIRST == 0 {
             table.node_mut(previous).next_free = next;

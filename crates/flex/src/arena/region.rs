@@ -325,21 +325,18 @@ impl Region {
         let free = NodeState::free(zone);
         let Node { previous, next, size_units, .. } = *table.node(index);
         let (before, after) = (table.node(previous).state, table.node(next).state);
-        let gaps_beside = u32::from(before.is_gap()) + u32::from(after.is_gap());
+        let gaps_beside = before.gaps() + after.gaps();
         let mut united = United { index, size_units, gaps_beside };
         let mut beyond = next;
         if after == free {
-            let node = *table.node(next);
-            self.bins.remove(table, &node);
-            united.size_units += node.size_units;
-            beyond = node.next;
+            self.bins.remove(table, next);
+            united.size_units += table.node(next).size_units;
+            beyond = table.node(next).next;
             table.put(next);
         }
         if before == free {
-            // A look at the links only now: the one above may have been its neighbour in the bin.
-            let node = *table.node(previous);
-            self.bins.remove(table, &node);
-            united.size_units += node.size_units;
+            self.bins.remove(table, previous);
+            united.size_units += table.node(previous).size_units;
             united.index = previous;
             table.put(index);
         }
@@ -353,13 +350,13 @@ impl Region {
     #[inline(always)]
     fn cut(&mut self, table: &mut Table<'_>, free: u32, zone: Zone, wanted: Cut) -> Carved {
         let Cut { size_units, slack_bytes, end } = wanted;
-        let node = *table.node(free);
-        let Node { offset_units, previous, next, generation, .. } = node;
         let state = NodeState::occupied(zone);
-        let rest_units = node.size_units - size_units;
+        // Fields are read where they are needed: there are more of them than registers.
+        let rest_units = table.node(free).size_units - size_units;
         if rest_units == 0 {
-            self.bins.remove(table, &node);
+            self.bins.remove(table, free);
             table.node_mut(free).occupy(state, slack_bytes);
+            let Node { offset_units, previous, next, generation, .. } = *table.node(free);
             let gaps_beside = gaps_at(table, previous) + gaps_at(table, next);
             return Carved { index: free, generation, offset_units, gaps_beside };
         }
@@ -367,18 +364,21 @@ impl Region {
         match end {
             End::High => {
                 // The rest keeps the node. It is the first of its bin already if that is the one it was found in.
-                if node.previous_free != bin.first() {
-                    self.bins.remove(table, &node);
+                if table.node(free).previous_free != bin.first() {
+                    self.bins.remove(table, free);
                     self.bins.insert(table, free, bin);
                 }
-                let offset_units = offset_units + rest_units;
-                let upper = Node { offset_units, size_units, slack_bytes, state, ..node };
+                let lower = *table.node(free);
+                let offset_units = lower.offset_units + rest_units;
+                let upper = Node { offset_units, size_units, slack_bytes, state, ..lower };
                 let (index, generation) = Region::split(table, free, rest_units, upper);
-                Carved { index, generation, offset_units, gaps_beside: 1 + gaps_at(table, next) }
+                Carved { index, generation, offset_units, gaps_beside: 1 + gaps_at(table, lower.next) }
             }
             End::Low => {
-                self.bins.remove(table, &node);
-                let upper = Node { offset_units: offset_units + size_units, size_units: rest_units, ..node };
+                self.bins.remove(table, free);
+                let lower = *table.node(free);
+                let Node { offset_units, previous, generation, .. } = lower;
+                let upper = Node { offset_units: offset_units + size_units, size_units: rest_units, ..lower };
                 let (rest, _) = Region::split(table, free, size_units, upper);
                 self.bins.insert(table, rest, bin);
                 table.node_mut(free).occupy(state, slack_bytes);
@@ -418,7 +418,7 @@ struct United {
 /// 1 if a neighbour is free or held, else 0.
 #[inline(always)]
 fn gaps_at(table: &Table<'_>, neighbour: u32) -> u32 {
-    u32::from(table.node(neighbour).state.is_gap())
+    table.node(neighbour).state.gaps()
 }
 
 /// The units of a block and those that follow it, up to the first occupied one.
