@@ -41,6 +41,16 @@ impl Meter {
         debug_assert!(self.below_peak <= self.peak, "below zero: {self:?}");
     }
 
+    /// So many (up to 2) become one. Without a branch but for a new peak: which it is, is as good as random.
+    #[inline(always)]
+    fn merge(&mut self, count: u32) {
+        self.allocated += u64::from(count == 0);
+        self.below_peak = self.below_peak.wrapping_add(u64::from(count)).wrapping_sub(1);
+        if self.below_peak == u64::MAX {
+            (self.peak, self.below_peak) = (self.peak + 1, 0);
+        }
+    }
+
     /// The value now.
     #[inline]
     pub(crate) fn current(&self) -> u64 {
@@ -255,11 +265,7 @@ impl Counters {
         if is_below {
             counters.split.above_lowest = 0;
         }
-        match gaps_beside {
-            1 => {}
-            0 => counters.inactive_split.increase(1),
-            _ => counters.inactive_split.decrease(1),
-        }
+        counters.inactive_split.merge(gaps_beside);
     }
 
     /// The last block of a region is freed.
