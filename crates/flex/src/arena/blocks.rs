@@ -87,6 +87,15 @@ impl NodeState {
         }
     }
 
+    /// What a block becomes when it is freed, in its zone. A table, since a branch on the zone is as good as random.
+    #[inline(always)]
+    pub(crate) fn freed(self) -> NodeState {
+        use NodeState::{Edge, FreeLarge, FreeSmall, Spare};
+        const FREED: [NodeState; 8] =
+            [Edge, Spare, FreeSmall, FreeLarge, FreeSmall, FreeLarge, FreeSmall, FreeLarge];
+        FREED[self as usize]
+    }
+
     /// A held block of a zone.
     pub(crate) fn held(zone: Zone) -> NodeState {
         match zone {
@@ -342,6 +351,7 @@ mod tests {
         for zone in [Zone::Small, Zone::Large] {
             for state in [NodeState::free(zone), NodeState::held(zone), NodeState::occupied(zone)] {
                 assert_eq!(state.zone(), zone, "{state:?}");
+                assert_eq!(state.freed(), NodeState::free(zone), "{state:?}");
                 assert_eq!(state.is_gap(), !state.is_occupied(), "{state:?}");
                 assert_eq!(state.gaps(), u32::from(state.is_gap()), "{state:?}");
             }

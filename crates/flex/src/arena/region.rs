@@ -216,13 +216,13 @@ impl Region {
     #[inline(always)]
     pub(crate) fn settle(&mut self, blocks: &mut Blocks, index: u32) -> u32 {
         let mut table = blocks.table();
-        let zone = table.node(index).state.zone();
-        let united = self.coalesce(&mut table, index, zone);
-        if united.size_units >= self.zones.release_units && zone == Zone::Small {
+        let state = table.node(index).state;
+        let united = self.coalesce(&mut table, index);
+        if self.zones.releases(united.size_units, state.zone()) {
             self.relabel_free(blocks, united.index);
         } else {
-            table.node_mut(united.index).state = NodeState::free(zone);
-            self.bins.insert(&mut table, united.index, Bin::of(united.size_units, zone));
+            table.node_mut(united.index).state = state.freed();
+            self.bins.insert(&mut table, united.index, Bin::of(united.size_units, state.zone()));
         }
         united.gaps_beside
     }
@@ -274,7 +274,7 @@ impl Region {
         let extent = Cut { size_units: self.zones.extent_units, slack_bytes: 0, end: End::Low };
         let extent = self.cut_for(blocks, free, Zone::Small, extent);
         // Not `settle`: it might go straight back.
-        let united = self.coalesce(&mut blocks.table(), extent.index, Zone::Small);
+        let united = self.coalesce(&mut blocks.table(), extent.index);
         self.bins.link(blocks, united.index);
         let free =
             self.find(blocks, wanted.size_units, Zone::Small).expect("an extent holds any small request");
@@ -315,15 +315,15 @@ impl Region {
     #[inline(never)]
     fn relabel_free(&mut self, blocks: &mut Blocks, index: u32) {
         blocks.node_mut(index).state = NodeState::occupied(Zone::Large);
-        let united = self.coalesce(&mut blocks.table(), index, Zone::Large);
+        let united = self.coalesce(&mut blocks.table(), index);
         self.bins.link(blocks, united.index);
     }
 
-    /// Merges a block of a zone that is in no bin with its free neighbours of that zone. The result is in no bin.
+    /// Merges a block that is in no bin with its free neighbours of its zone. The result is in no bin.
     #[inline(always)]
-    fn coalesce(&mut self, table: &mut Table<'_>, index: u32, zone: Zone) -> United {
-        let free = NodeState::free(zone);
-        let Node { previous, next, size_units, .. } = *table.node(index);
+    fn coalesce(&mut self, table: &mut Table<'_>, index: u32) -> United {
+        let Node { previous, next, size_units, state, .. } = *table.node(index);
+        let free = state.freed();
         let (before, after) = (table.node(previous).state, table.node(next).state);
         let gaps_beside = before.gaps() + after.gaps();
         let mut united = United { index, size_units, gaps_beside };
