@@ -6,7 +6,7 @@
 //! Single-threaded; no lock.
 
 use crate::arena::blocks::Blocks;
-use crate::arena::region::{Region, Search};
+use crate::arena::region::Region;
 use crate::arena::{Arena, BlockHandle, RegionOrder, RegionSlot, Unplaced};
 use crate::directive::{AllocationDirective, MemoryType};
 use crate::error::FlexError;
@@ -41,9 +41,16 @@ impl OffsetArena {
     /// Allocates, and returns the handle and the offset in bytes; `None` if there is no room.
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<(BlockHandle, u64)> {
+        match self.arena.place_at_once(bytes, &self.directive) {
+            Some(placed) => Some((placed.handle, placed.chunk.address.offset_bytes)),
+            None => self.allocate_after_all(bytes),
+        }
+    }
+
+    #[cold]
+    fn allocate_after_all(&mut self, bytes: u64) -> Option<(BlockHandle, u64)> {
         let request = self.arena.check(bytes, &self.directive).ok()?;
-        let chunks = self.arena.place(&request).ok()?;
-        let placed = chunks.first()?;
+        let placed = self.arena.place(&request).ok()?.pop()?;
         Some((placed.handle, placed.chunk.address.offset_bytes))
     }
 
@@ -81,10 +88,9 @@ impl OffsetRegion {
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<(BlockHandle, u64)> {
         let size_units = u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?;
-        let index = self.region.carve(&mut self.blocks, size_units, 0, Search::ByZone)?;
-        let node = self.blocks.node(index);
-        let handle = BlockHandle { index, generation: node.generation };
-        Some((handle, u64::from(node.offset_units) * ALIGNMENT_BYTES))
+        let carved = self.region.carve(&mut self.blocks, size_units, 0)?;
+        let handle = BlockHandle { index: carved.index, generation: carved.generation };
+        Some((handle, u64::from(carved.offset_units) * ALIGNMENT_BYTES))
     }
 
     /// Frees a block; `false` for a stale handle.

@@ -52,6 +52,41 @@ impl fmt::Display for MemoryType {
     }
 }
 
+/// A domain and a memory type as an index into a table with an entry for each number that a byte can have: what most
+/// directives amount to, and what every allocation looks up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lane(u8);
+
+impl Lane {
+    /// How many entries such a table has.
+    pub(crate) const COUNT: usize = 256;
+
+    /// For what has no entry of its own: more than one domain, or a domain beyond the table.
+    pub(crate) const NONE: Lane = Lane(u8::MAX);
+
+    /// The lane of a domain and a memory type.
+    pub(crate) fn of(domain: DomainId, memory_type: MemoryType) -> Lane {
+        let first = u8::try_from(domain.0).ok().and_then(|domain| domain.checked_mul(2));
+        first.map_or(Lane::NONE, |first| match first {
+            254.. => Lane::NONE,
+            _ => Lane(first + memory_type.index() as u8),
+        })
+    }
+
+    /// Whether it is that of one domain's tensors.
+    #[inline]
+    pub(crate) fn is_of_tensors(self) -> bool {
+        // `NONE` is odd, as programs are.
+        usize::from(self.0) % 2 == MemoryType::Tensor.index()
+    }
+
+    /// Its entry.
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// Where an allocation goes and what it is for.
 ///
 /// The default binds to domain 0, for tensors.
@@ -71,15 +106,16 @@ pub struct AllocationDirective {
     policy: PlacementPolicy,
     domains: Domains,
     memory_type: MemoryType,
+    lane: Lane,
 }
 
 impl Default for AllocationDirective {
     fn default() -> Self {
-        AllocationDirective {
-            policy: PlacementPolicy::Bind,
-            domains: Domains::from_slice(&[DomainId(0)]),
-            memory_type: MemoryType::Tensor,
-        }
+        AllocationDirective::new(
+            PlacementPolicy::Bind,
+            Domains::from_slice(&[DomainId(0)]),
+            MemoryType::Tensor,
+        )
     }
 }
 
@@ -87,6 +123,14 @@ impl AllocationDirective {
     /// Starts a directive with no domains, bound, for tensors.
     pub fn builder() -> DirectiveBuilder {
         DirectiveBuilder::default()
+    }
+
+    fn new(policy: PlacementPolicy, domains: Domains, memory_type: MemoryType) -> Self {
+        let lane = match (policy, domains.as_slice()) {
+            (PlacementPolicy::Bind, &[domain]) => Lane::of(domain, memory_type),
+            _ => Lane::NONE,
+        };
+        AllocationDirective { policy, domains, memory_type, lane }
     }
 
     /// Bound or interleaved.
@@ -99,7 +143,14 @@ impl AllocationDirective {
         &self.domains
     }
 
+    /// Its domain and memory type in one, if it is bound to exactly one domain.
+    #[inline]
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
+    }
+
     /// What the memory is for.
+    #[inline]
     pub fn memory_type(&self) -> MemoryType {
         self.memory_type
     }
@@ -182,7 +233,7 @@ impl DirectiveBuilder {
         if policy == PlacementPolicy::Interleave && domains.len() < 2 {
             return Err(PlacementError::TooFewDomains { domain_count: domains.len() }.into());
         }
-        Ok(AllocationDirective { policy, domains, memory_type })
+        Ok(AllocationDirective::new(policy, domains, memory_type))
     }
 }
 
@@ -223,6 +274,23 @@ mod tests {
         let near = AllocationDirective::builder().near(&[DomainId(2), DomainId(1)], true);
         assert_eq!(near.clone().build().unwrap().domains(), [DomainId(2), DomainId(1)]);
         assert_eq!(near.domains([DomainId(0)]).build().unwrap().domains(), [DomainId(0)]);
+    }
+
+    #[test]
+    fn lanes_tell_domains_and_types_apart() {
+        let mut seen = std::collections::HashSet::new();
+        for domain in 0..127 {
+            for memory_type in MemoryType::ALL {
+                let lane = Lane::of(DomainId(domain), memory_type);
+                assert!(lane != Lane::NONE && seen.insert(lane.index()), "{domain} {memory_type}");
+            }
+        }
+        for domain in [127, 128, 256, u32::MAX] {
+            assert_eq!(Lane::of(DomainId(domain), MemoryType::Program), Lane::NONE);
+        }
+        assert_eq!(AllocationDirective::default().lane().index(), 0);
+        let two = AllocationDirective::builder().domains([DomainId(0), DomainId(1)]).build().unwrap();
+        assert_eq!(two.lane(), Lane::NONE);
     }
 
     #[test]

@@ -248,7 +248,10 @@ impl Drop for ComingRegion<'_, '_> {
         let shared = self.guard.shared();
         let Ok(state) = self.guard.state() else { return };
         match self.region {
-            Some(region) => state.arena.region_acquired(self.slot, region),
+            Some(region) => {
+                state.arena.region_acquired(self.slot, region);
+                shared.parking.note_region(self.slot, region);
+            }
             None => state.arena.region_failed(self.slot),
         }
         shared.region_changed.notify_all();

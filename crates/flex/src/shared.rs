@@ -70,7 +70,7 @@ impl Shared {
 
     #[cold]
     fn drain_some(&self, state: &mut State) {
-        self.settle_own(state);
+        self.settle_all(state);
         self.pending.drain(|block| {
             if block.was_parked {
                 return self.release_parked(state, block.handle);
@@ -188,9 +188,7 @@ impl Shared {
     /// Readies a block for its free, before it is handed out.
     #[inline]
     pub(crate) fn prepare(&self, arena: &Arena, placed: &Placed) {
-        let record = arena.record_of(placed.handle);
-        self.parking.note_region(&record, placed.chunk.address.region_id);
-        self.pending.prepare(placed.handle, &record);
+        self.pending.prepare(placed.handle, &arena.record_of(placed.handle));
     }
 
     /// The chunk of a live block and the bytes asked for.

@@ -55,16 +55,6 @@ impl Stat {
         }
     }
 
-    /// Follows increases and decreases that were counted elsewhere. In between the value was higher by up to `highest`
-    /// than before.
-    pub(crate) fn catch_up(&mut self, increases: u64, decreases: u64, highest: u64) {
-        self.peak = self.peak.max(self.current + highest);
-        self.current = self.current + increases - decreases;
-        self.peak = self.peak.max(self.current);
-        self.allocated += increases;
-        self.freed += decreases;
-    }
-
     /// Starts the peak again at the current value.
     pub fn reset_peak(&mut self) {
         self.peak = self.current;

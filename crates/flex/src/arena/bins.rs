@@ -4,12 +4,15 @@
 //! segregated fit of Masmano et al. (TLSF, ECRTS 2004). Below 64 units a bin holds one size; above, the sizes of a
 //! bin differ by less than 1/32. A bin is a doubly linked list, newest block first.
 //!
+//! The first block of a list has the bin where others have the link to the one before: who takes a block out needs its
+//! bin only then.
+//!
 //! Invariants: a column bit is set iff its list is not empty; a row bit is set iff one of its column bits is; a
 //! block is in the bin of its size.
 //!
 //! Protected by the allocator mutex.
 
-use super::blocks::{Blocks, NIL, NodeState, Zone};
+use super::blocks::{Blocks, MAX_NODES, NIL, Node, NodeState, Table, Zone};
 
 const COLUMN_BITS: u32 = 5;
 const COLUMNS: usize = 1 << COLUMN_BITS;
@@ -19,10 +22,12 @@ const ZONE_ROWS: usize = 32;
 /// The rows of the small zone, then those of the large one.
 pub(crate) const ROWS: usize = 2 * ZONE_ROWS;
 const LISTS: usize = ROWS * COLUMNS;
+/// In place of a link: what else is in it is a bin. No index has this bit.
+const FIRST: u32 = MAX_NODES;
 
 /// Which list a size belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Bin(usize);
+pub(crate) struct Bin(u32);
 
 impl Bin {
     /// The bin of blocks of a size in a zone.
@@ -30,31 +35,42 @@ impl Bin {
     pub(crate) fn of(size_units: u32, zone: Zone) -> Bin {
         // The bits above the column; row 1 starts at the size that has none to spare.
         let shift = (size_units | COLUMNS as u32).ilog2() - COLUMN_BITS;
-        let place = ((shift as usize) << COLUMN_BITS) + (size_units >> shift) as usize;
-        Bin(zone.first_row() * COLUMNS + place)
+        let place = (shift << COLUMN_BITS) + (size_units >> shift);
+        Bin((zone.first_row() << COLUMN_BITS) + place)
+    }
+
+    #[inline]
+    fn at(row: u32, column: u32) -> Bin {
+        Bin(row << COLUMN_BITS | column)
+    }
+
+    /// What the first block of the list has as its link to the one before.
+    #[inline]
+    pub(crate) fn first(self) -> u32 {
+        FIRST | self.0
     }
 
     /// The row of the bitmap the bin is in.
     #[inline]
     pub(crate) fn row(self) -> usize {
-        self.0 / COLUMNS % ROWS
+        (self.0 >> COLUMN_BITS) as usize % ROWS
     }
 
     #[inline]
-    fn column(self) -> usize {
-        self.0 % COLUMNS
+    fn column(self) -> u32 {
+        self.0 % COLUMNS as u32
     }
 
     #[inline]
     fn list(self) -> usize {
-        self.0 % LISTS
+        self.0 as usize % LISTS
     }
 }
 
 impl Zone {
     #[inline]
-    fn first_row(self) -> usize {
-        self as usize * ZONE_ROWS
+    fn first_row(self) -> u32 {
+        self as u32 * ZONE_ROWS as u32
     }
 
     /// The bits of its rows.
@@ -72,13 +88,13 @@ pub(crate) struct Bins {
     /// Bit `c` of entry `r`: the list at row `r`, column `c` has a block.
     columns: [u32; ROWS],
     /// Heads of the lists.
-    heads: Box<[u32; LISTS]>,
+    heads: [u32; LISTS],
 }
 
 impl Bins {
     /// No blocks.
     pub(crate) fn new() -> Bins {
-        Bins { rows: 0, columns: [0; ROWS], heads: Box::new([NIL; LISTS]) }
+        Bins { rows: 0, columns: [0; ROWS], heads: [NIL; LISTS] }
     }
 
     /// Marks a block free and adds it to the bins of its zone.
@@ -86,29 +102,42 @@ impl Bins {
     pub(crate) fn link(&mut self, blocks: &mut Blocks, index: u32) {
         let node = blocks.node_mut(index);
         let zone = node.state.zone();
-        let bin = Bin::of(node.size_units, zone);
-        let head = std::mem::replace(&mut self.heads[bin.list()], index);
         node.state = NodeState::free(zone);
-        node.previous_free = NIL;
+        let bin = Bin::of(node.size_units, zone);
+        self.insert(&mut blocks.table(), index, bin);
+    }
+
+    /// Takes a free block out and marks it occupied. Its size may have changed since it was linked.
+    #[inline]
+    pub(crate) fn unlink(&mut self, blocks: &mut Blocks, index: u32) {
+        let state = blocks.node(index).state;
+        debug_assert!(state.is_free());
+        self.remove(&mut blocks.table(), index);
+        blocks.node_mut(index).state = NodeState::occupied(state.zone());
+    }
+
+    /// Adds a block to a bin; its state is the caller's to set.
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, table: &mut Table<'_>, index: u32, bin: Bin) {
+        let head = std::mem::replace(&mut self.heads[bin.list()], index);
+        let node = table.node_mut(index);
+        node.previous_free = bin.first();
         node.next_free = head;
-        blocks.node_mut(head).previous_free = index;
+        table.node_mut(head).previous_free = index;
         self.columns[bin.row()] |= 1 << bin.column();
         self.rows |= 1 << bin.row();
     }
 
-    /// Takes a free block out and marks it occupied. Its size must not have changed since it was linked.
-    #[inline]
-    pub(crate) fn unlink(&mut self, blocks: &mut Blocks, index: u32) {
-        let node = blocks.node_mut(index);
-        debug_assert!(node.state.is_free());
-        let zone = node.state.zone();
-        node.state = NodeState::occupied(zone);
-        let (previous, next, bin) = (node.previous_free, node.next_free, Bin::of(node.size_units, zone));
-        blocks.node_mut(next).previous_free = previous;
-        if previous != NIL {
-            blocks.node_mut(previous).next_free = next;
+    /// Takes out a free block; its state is the caller's to set.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, table: &mut Table<'_>, index: u32) {
+        let Node { previous_free: previous, next_free: next, .. } = *table.node(index);
+        table.node_mut(next).previous_free = previous;
+        if previous & FIRST == 0 {
+            table.node_mut(previous).next_free = next;
             return;
         }
+        let bin = Bin(previous);
         self.heads[bin.list()] = next;
         if next == NIL {
             let columns = &mut self.columns[bin.row()];
@@ -119,39 +148,41 @@ impl Bins {
         }
     }
 
-    /// A free block of the zone of at least `size_units` (not 0), by good fit; `None` only if there is none.
+    /// A free block of the zone of at least `size_units` (not 0), by good fit; `NIL` only if there is none beyond the
+    /// request's own bin.
     ///
     /// The newest block of the request's own bin if that is large enough, else the newest of the next bin that has one
-    /// (all of them fit), else any of the request's own bin. To look at more blocks of the own bin first packs no
-    /// better.
-    #[inline]
-    pub(crate) fn find(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+    /// (all of them fit). To look at more blocks of the own bin first packs no better; see [`search`](Self::search) for
+    /// what is left to try.
+    #[inline(always)]
+    pub(crate) fn find(&self, nodes: &[Node], size_units: u32, zone: Zone) -> u32 {
         let floor = Bin::of(size_units, zone);
         let newest = self.heads[floor.list()];
         // The edge marker, which ends every list, is too small for any request.
-        if blocks.node(newest).size_units >= size_units {
-            return Some(newest);
+        if nodes[newest as usize].size_units >= size_units {
+            return newest;
         }
-        self.first_above(floor, zone).or_else(|| self.search(blocks, floor, size_units))
+        self.first_above(floor, zone)
+    }
+
+    /// Any block of at least `size_units` in the request's own bin.
+    pub(crate) fn search(&self, blocks: &Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        self.list(blocks, Bin::of(size_units, zone))
+            .find(|&index| blocks.node(index).size_units >= size_units)
     }
 
     /// Any free block of the zone.
     pub(crate) fn any(&self, zone: Zone) -> Option<u32> {
         let rows = self.rows & zone.row_bits();
-        let row = rows.checked_ilog2()? as usize;
-        Some(self.newest_of_row(row))
+        Some(self.newest_of_row(rows.checked_ilog2()?))
     }
 
     /// The size of the largest free block of the zone, 0 without one.
     pub(crate) fn largest_units(&self, blocks: &Blocks, zone: Zone) -> u32 {
         let rows = self.rows & zone.row_bits();
         let Some(row) = rows.checked_ilog2() else { return 0 };
-        let row = row as usize;
-        let column = self.columns[row].ilog2() as usize;
-        self.list(blocks, Bin(row * COLUMNS + column))
-            .map(|index| blocks.node(index).size_units)
-            .max()
-            .unwrap_or(0)
+        let column = self.columns[row as usize].ilog2();
+        self.list(blocks, Bin::at(row, column)).map(|index| blocks.node(index).size_units).max().unwrap_or(0)
     }
 
     /// The blocks of a bin, newest first.
@@ -168,16 +199,16 @@ impl Bins {
         zone: Zone,
     ) -> impl Iterator<Item = u32> + use<'a, '_> {
         let rows = (zone.first_row()..).take(ZONE_ROWS).filter(|&row| self.rows & (1 << row) != 0);
-        let bins = rows.flat_map(|row| (0..COLUMNS).map(move |column| Bin(row * COLUMNS + column)));
+        let bins = rows.flat_map(|row| (0..COLUMNS as u32).map(move |column| Bin::at(row, column)));
         bins.flat_map(|bin| self.list(blocks, bin))
     }
 
     /// Every bin of rows where anything is set, with what the bitmaps say of it: the row bit and the column bit.
     pub(crate) fn bits(&self) -> impl Iterator<Item = (Bin, bool, bool)> + '_ {
         (0..ROWS).filter(|&row| !self.is_blank(row)).flat_map(move |row| {
-            (0..COLUMNS).map(move |column| {
+            (0..COLUMNS as u32).map(move |column| {
                 let column_bit = self.columns[row] & (1 << column) != 0;
-                (Bin(row * COLUMNS + column), self.rows & (1 << row) != 0, column_bit)
+                (Bin::at(row as u32, column), self.rows & (1 << row) != 0, column_bit)
             })
         })
     }
@@ -188,27 +219,24 @@ impl Bins {
             && self.heads[row * COLUMNS..][..COLUMNS] == [NIL; COLUMNS]
     }
 
-    #[cold]
-    fn search(&self, blocks: &Blocks, bin: Bin, size_units: u32) -> Option<u32> {
-        self.list(blocks, bin).find(|&index| blocks.node(index).size_units >= size_units)
-    }
-
-    #[inline]
-    fn first_above(&self, bin: Bin, zone: Zone) -> Option<u32> {
-        // Shifting twice keeps the count below the width of the word.
-        let in_row = self.columns[bin.row()] & (u32::MAX << bin.column() << 1);
+    /// The newest block of the first bin of the zone above this one that has one, else `NIL`.
+    #[inline(always)]
+    fn first_above(&self, bin: Bin, zone: Zone) -> u32 {
+        // The bin after the last of a row is the first of the next row; after the last of a zone there is an empty one.
+        let next = Bin(bin.0 + 1);
+        let in_row = self.columns[next.row()] & (u32::MAX << next.column());
         if in_row != 0 {
-            return Some(self.heads[Bin(bin.row() * COLUMNS + in_row.trailing_zeros() as usize).list()]);
+            return self.heads[Bin::at(next.row() as u32, in_row.trailing_zeros()).list()];
         }
-        let rows = self.rows & zone.row_bits() & (u64::MAX << bin.row() << 1);
-        (rows != 0).then(|| self.newest_of_row(rows.trailing_zeros() as usize))
+        let rows = self.rows & zone.row_bits() & (u64::MAX << next.row() << 1);
+        if rows == 0 { NIL } else { self.newest_of_row(rows.trailing_zeros()) }
     }
 
     /// The newest block of the smallest size in a row that has one.
     #[inline]
-    fn newest_of_row(&self, row: usize) -> u32 {
-        let column = self.columns[row % ROWS].trailing_zeros() as usize;
-        self.heads[Bin(row * COLUMNS + column).list()]
+    fn newest_of_row(&self, row: u32) -> u32 {
+        let column = self.columns[row as usize % ROWS].trailing_zeros();
+        self.heads[Bin::at(row, column).list()]
     }
 }
 
@@ -228,14 +256,29 @@ mod tests {
             let size_units = 1_u32 << shift;
             assert!(Bin::of(size_units - 1, zone) < Bin::of(size_units, zone));
         }
-        assert_eq!(Bin::of(u32::MAX, zone), Bin((ZONE_ROWS + 28) * COLUMNS - 1), "28 rows are in use");
+        assert_eq!(
+            Bin::of(u32::MAX, zone),
+            Bin(((ZONE_ROWS + 28) * COLUMNS) as u32 - 1),
+            "28 rows are in use"
+        );
         assert!(Bin::of(u32::MAX, Zone::Small) < Bin::of(1, zone));
+    }
+
+    fn take(blocks: &mut Blocks, size_units: u32) -> u32 {
+        blocks.keep_spare();
+        blocks.table().take(Node { size_units, state: NodeState::OccupiedSmall, ..Node::EDGE }).0
+    }
+
+    fn find(bins: &Bins, blocks: &mut Blocks, size_units: u32, zone: Zone) -> Option<u32> {
+        match bins.find(blocks.table().nodes(), size_units, zone) {
+            NIL => bins.search(blocks, size_units, zone),
+            index => Some(index),
+        }
     }
 
     fn bins_with(sizes: &[u32]) -> (Bins, Blocks, Vec<u32>) {
         let (mut bins, mut blocks) = (Bins::new(), Blocks::new());
-        let indices =
-            sizes.iter().map(|&size_units| blocks.take(0, 0, size_units, Zone::Small)).collect::<Vec<_>>();
+        let indices = sizes.iter().map(|&size_units| take(&mut blocks, size_units)).collect::<Vec<_>>();
         for &index in &indices {
             bins.link(&mut blocks, index);
         }
@@ -244,16 +287,16 @@ mod tests {
 
     #[test]
     fn find_takes_the_newest_of_its_own_bin_if_that_fits() {
-        let (bins, blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
+        let (bins, mut blocks, indices) = bins_with(&[2020, 2047, 2040, 4000]);
         assert_eq!(Bin::of(2047, Zone::Small), Bin::of(2020, Zone::Small));
-        assert_eq!(bins.find(&blocks, 2030, Zone::Small), Some(indices[2]));
+        assert_eq!(find(&bins, &mut blocks, 2030, Zone::Small), Some(indices[2]));
         assert_eq!(
-            bins.find(&blocks, 2045, Zone::Small),
+            find(&bins, &mut blocks, 2045, Zone::Small),
             Some(indices[3]),
             "the next bin comes before the rest"
         );
-        assert_eq!(bins.find(&blocks, 2048, Zone::Small), Some(indices[3]));
-        assert_eq!(bins.find(&blocks, 4001, Zone::Small), None);
+        assert_eq!(find(&bins, &mut blocks, 2048, Zone::Small), Some(indices[3]));
+        assert_eq!(find(&bins, &mut blocks, 4001, Zone::Small), None);
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 4000);
     }
 
@@ -263,12 +306,12 @@ mod tests {
         let mut sizes = vec![2047];
         sizes.extend([2016; 20]);
         let (mut bins, mut blocks, indices) = bins_with(&sizes);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(indices[0]));
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), Some(indices[0]));
         bins.unlink(&mut blocks, indices[0]);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), None);
-        let larger = blocks.take(0, 0, 9000, Zone::Small);
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), None);
+        let larger = take(&mut blocks, 9000);
         bins.link(&mut blocks, larger);
-        assert_eq!(bins.find(&blocks, 2047, Zone::Small), Some(larger));
+        assert_eq!(find(&bins, &mut blocks, 2047, Zone::Small), Some(larger));
     }
 
     #[test]
@@ -279,15 +322,15 @@ mod tests {
         }
         assert!(bins.bits().all(|(bin, row, column)| !row && !column && bins.heads[bin.list()] == NIL));
         assert_eq!(bins.largest_units(&blocks, Zone::Small), 0);
-        assert_eq!(bins.find(&blocks, 1, Zone::Small), None);
+        assert_eq!(find(&bins, &mut blocks, 1, Zone::Small), None);
     }
 
     #[test]
     fn zones_do_not_see_each_other() {
-        let (bins, blocks, indices) = bins_with(&[10, 3000]);
-        assert_eq!(bins.find(&blocks, 1, Zone::Large), None);
+        let (bins, mut blocks, indices) = bins_with(&[10, 3000]);
+        assert_eq!(find(&bins, &mut blocks, 1, Zone::Large), None);
         assert_eq!((bins.any(Zone::Large), bins.largest_units(&blocks, Zone::Large)), (None, 0));
-        assert_eq!(bins.find(&blocks, 20, Zone::Small), Some(indices[1]));
+        assert_eq!(find(&bins, &mut blocks, 20, Zone::Small), Some(indices[1]));
         assert!(bins.any(Zone::Small).is_some());
         assert_eq!(bins.blocks(&blocks, Zone::Small).count(), 2);
         assert_eq!(bins.blocks(&blocks, Zone::Large).count(), 0);

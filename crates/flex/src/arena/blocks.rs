@@ -15,10 +15,14 @@ pub(crate) const NIL: u32 = 0;
 pub(crate) const MAX_GENERATION: u32 = (1 << 24) - 1;
 
 /// The generation of the allocation after one of the same node.
-#[inline]
+#[inline(always)]
 pub(crate) fn next_generation(generation: u32) -> u32 {
-    if generation == MAX_GENERATION { 1 } else { generation + 1 }
+    let next = generation + 1;
+    if next > MAX_GENERATION { 1 } else { next }
 }
+
+/// Indices are below this: [`super::bins`] needs the highest bit of a link.
+pub(crate) const MAX_NODES: u32 = 1 << 31;
 
 /// Nodes are added in steps of at least this many...
 const GROWTH_STEP: usize = 256;
@@ -58,7 +62,7 @@ pub(crate) enum Zone {
 }
 
 /// What a node is used for; for a block with its zone, in one byte. The states of the two zones are in turns, so that
-/// the lowest bit is the zone.
+/// the lowest bit is the zone, and those of gaps come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NodeState {
@@ -66,6 +70,10 @@ pub(crate) enum NodeState {
     Edge,
     /// On the spare list, linked by `next_free`.
     Spare,
+    /// An allocated block, or one that is in no bin.
+    OccupiedSmall,
+    /// As above.
+    OccupiedLarge,
     /// A free block, in the bins of its region.
     FreeSmall,
     /// As above.
@@ -74,10 +82,6 @@ pub(crate) enum NodeState {
     HeldSmall,
     /// As above.
     HeldLarge,
-    /// An allocated block, or one that is in no bin.
-    OccupiedSmall,
-    /// As above.
-    OccupiedLarge,
 }
 
 impl NodeState {
@@ -88,6 +92,15 @@ impl NodeState {
             Zone::Small => NodeState::FreeSmall,
             Zone::Large => NodeState::FreeLarge,
         }
+    }
+
+    /// What a block becomes when it is freed, in its zone. A table, since a branch on the zone is as good as random.
+    #[inline(always)]
+    pub(crate) fn freed(self) -> NodeState {
+        use NodeState::{Edge, FreeLarge, FreeSmall, Spare};
+        const FREED: [NodeState; 8] =
+            [Edge, Spare, FreeSmall, FreeLarge, FreeSmall, FreeLarge, FreeSmall, FreeLarge];
+        FREED[self as usize]
     }
 
     /// A held block of a zone.
@@ -127,7 +140,14 @@ impl NodeState {
     /// Whether it is a block that nobody has: free or held.
     #[inline]
     pub(crate) fn is_gap(self) -> bool {
-        self.is_free() || self.is_held()
+        self as u8 >= NodeState::FreeSmall as u8
+    }
+
+    /// As [`is_gap`](Self::is_gap), as a number.
+    #[inline]
+    pub(crate) fn gaps(self) -> u32 {
+        // The bit that the states of gaps have; without a branch, since it is as good as random.
+        self as u32 / NodeState::FreeSmall as u32
     }
 
     /// Whether it is an allocated block.
@@ -148,7 +168,7 @@ pub(crate) struct Node {
     pub(crate) previous: u32,
     /// The block that starts where this one ends.
     pub(crate) next: u32,
-    /// The previous free block of the same bin.
+    /// The previous free block of the same bin; of the first one the bin, see [`super::bins`].
     pub(crate) previous_free: u32,
     /// The next free block of the same bin, or the next spare node.
     pub(crate) next_free: u32,
@@ -165,7 +185,8 @@ pub(crate) struct Node {
 const _: () = assert!(size_of::<Node>() <= 32, "two nodes per cache line");
 
 impl Node {
-    const EDGE: Node = Node {
+    /// The edge marker.
+    pub(crate) const EDGE: Node = Node {
         offset_units: 0,
         size_units: 0,
         previous: NIL,
@@ -177,6 +198,12 @@ impl Node {
         slack_bytes: 0,
         state: NodeState::Edge,
     };
+
+    /// Marks a block occupied.
+    #[inline(always)]
+    pub(crate) fn occupy(&mut self, state: NodeState, slack_bytes: u8) {
+        (self.state, self.slack_bytes) = (state, slack_bytes);
+    }
 }
 
 /// All nodes.
@@ -230,42 +257,92 @@ impl Blocks {
         self.nodes.get_mut(index as usize).filter(|node| node.state.is_occupied())
     }
 
-    /// Takes a node for a span; the caller links it. Its state is `Occupied` until it is put in a bin.
-    pub(crate) fn take(&mut self, slot: u16, offset_units: u32, size_units: u32, zone: Zone) -> u32 {
-        let index = if self.spare == NIL { self.grow() } else { self.spare };
-        let node = &mut self.nodes[index as usize];
-        self.spare = node.next_free;
-        let generation = node.generation;
-        let state = NodeState::occupied(zone);
-        *node = Node { slot, offset_units, size_units, generation, state, ..Node::EDGE };
-        index
-    }
-
-    /// Puts a node that is in no region and no bin on the spare list.
-    pub(crate) fn put(&mut self, index: u32) {
-        let spare = self.spare;
-        let node = self.node_mut(index);
-        node.state = NodeState::Spare;
-        node.next_free = spare;
-        self.spare = index;
-    }
-
-    /// Makes every handle to the node stale.
+    /// Makes sure that the next [`take`](Self::take) finds a spare node. Apart from it, so that the table stays where
+    /// it is between the two.
     #[inline]
-    pub(crate) fn retire(&mut self, index: u32) {
-        let node = self.node_mut(index);
-        node.generation = next_generation(node.generation);
+    pub(crate) fn keep_spare(&mut self) {
+        if self.spare == NIL {
+            self.grow();
+        }
+    }
+
+    /// All nodes there are, for a series of steps that adds none.
+    #[inline(always)]
+    pub(crate) fn table(&mut self) -> Table<'_> {
+        Table { nodes: &mut self.nodes, spare: &mut self.spare }
     }
 
     #[cold]
-    fn grow(&mut self) -> u32 {
+    #[inline(never)]
+    fn grow(&mut self) {
         if self.nodes.len() == self.nodes.capacity() {
             self.nodes.reserve_exact(GROWTH_STEP.max(self.nodes.len() / GROWTH_PART));
         }
-        // A node needs a unit of device memory, so 2^32 of them would need more than 512 GiB in single units.
-        let index = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+        // A node needs a unit of device memory, so 2^31 of them would need more than 256 GiB in single units.
+        let index = u32::try_from(self.nodes.len()).ok().filter(|&index| index < MAX_NODES);
+        self.spare = index.expect("fewer than 2^31 blocks");
         self.nodes.push(Node { state: NodeState::Spare, ..Node::EDGE });
-        index
+    }
+}
+
+/// The nodes of [`Blocks`], whose place and number do not change meanwhile.
+///
+/// The steps of every request go through one of these: with the bounds at hand, a node that was looked at before is not
+/// checked again.
+#[derive(Debug)]
+pub(crate) struct Table<'a> {
+    nodes: &'a mut [Node],
+    spare: &'a mut u32,
+}
+
+impl Table<'_> {
+    /// As [`Blocks::node`].
+    #[inline(always)]
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    /// As [`Blocks::node_mut`].
+    #[inline(always)]
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+
+    /// Every node, by index.
+    #[inline(always)]
+    pub(crate) fn nodes(&self) -> &[Node] {
+        self.nodes
+    }
+
+    /// Takes the spare node for a block and returns its index and generation. Of the block given, the generation and
+    /// the links of its bin do not count; the links to the node are the caller's to write.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, block: Node) -> (u32, u32) {
+        debug_assert_ne!(*self.spare, NIL, "`keep_spare` comes first");
+        let index = *self.spare;
+        let node = &mut self.nodes[index as usize];
+        *self.spare = node.next_free;
+        let generation = node.generation;
+        // One by one: what does not count is not written either.
+        (node.offset_units, node.size_units) = (block.offset_units, block.size_units);
+        (node.previous, node.next) = (block.previous, block.next);
+        (node.slot, node.slack_bytes, node.state) = (block.slot, block.slack_bytes, block.state);
+        (index, generation)
+    }
+
+    /// Puts a node that is in no region and no bin on the spare list.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        node.state = NodeState::Spare;
+        node.next_free = std::mem::replace(self.spare, index);
+    }
+
+    /// Makes every handle to the node stale.
+    #[inline(always)]
+    pub(crate) fn retire(&mut self, index: u32) {
+        let node = self.node_mut(index);
+        node.generation = next_generation(node.generation);
     }
 }
 
@@ -273,11 +350,21 @@ impl Blocks {
 mod tests {
     use super::*;
 
+    fn take(blocks: &mut Blocks, slot: u16, offset_units: u32, size_units: u32) -> u32 {
+        blocks.keep_spare();
+        let state = NodeState::OccupiedLarge;
+        blocks.table().take(Node { slot, offset_units, size_units, state, ..Node::EDGE }).0
+    }
+
     #[test]
-    fn the_state_of_a_block_tells_its_zone() {
+    fn the_state_of_a_block_tells_its_zone_and_whether_it_is_a_gap() {
+        assert_eq!(NodeState::Edge.gaps() + NodeState::Spare.gaps(), 0);
         for zone in [Zone::Small, Zone::Large] {
             for state in [NodeState::free(zone), NodeState::held(zone), NodeState::occupied(zone)] {
                 assert_eq!(state.zone(), zone, "{state:?}");
+                assert_eq!(state.freed(), NodeState::free(zone), "{state:?}");
+                assert_eq!(state.is_gap(), !state.is_occupied(), "{state:?}");
+                assert_eq!(state.gaps(), u32::from(state.is_gap()), "{state:?}");
             }
         }
     }
@@ -285,14 +372,14 @@ mod tests {
     #[test]
     fn nodes_are_reused_last_in_first_out() {
         let mut blocks = Blocks::new();
-        let first = blocks.take(0, 0, 4, Zone::Large);
-        let second = blocks.take(0, 4, 4, Zone::Large);
+        let first = take(&mut blocks, 0, 0, 4);
+        let second = take(&mut blocks, 0, 4, 4);
         assert_ne!(first, NIL);
         assert_ne!(first, second);
-        blocks.put(first);
-        blocks.put(second);
-        assert_eq!(blocks.take(1, 0, 1, Zone::Large), second);
-        assert_eq!(blocks.take(1, 1, 1, Zone::Large), first);
+        blocks.table().put(first);
+        blocks.table().put(second);
+        assert_eq!(take(&mut blocks, 1, 0, 1), second);
+        assert_eq!(take(&mut blocks, 1, 1, 1), first);
         assert_eq!(blocks.len(), 3);
     }
 
@@ -300,7 +387,7 @@ mod tests {
     fn the_table_grows_in_small_steps() {
         let mut blocks = Blocks::new();
         for offset_units in 0..20_000 {
-            blocks.take(0, offset_units, 1, Zone::Large);
+            take(&mut blocks, 0, offset_units, 1);
             let spare = blocks.nodes.capacity() - blocks.len();
             assert!(spare <= GROWTH_STEP.max(blocks.len() / GROWTH_PART), "{spare} of {}", blocks.len());
         }
@@ -309,27 +396,27 @@ mod tests {
     #[test]
     fn generations_never_are_zero_and_survive_the_spare_list() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1, Zone::Large);
+        let index = take(&mut blocks, 0, 0, 1);
         assert_eq!(blocks.node(index).generation, 1);
         blocks.node_mut(index).generation = MAX_GENERATION;
-        blocks.retire(index);
+        blocks.table().retire(index);
         assert_eq!(blocks.node(index).generation, 1);
-        blocks.retire(index);
-        blocks.put(index);
-        assert_eq!(blocks.take(0, 0, 1, Zone::Large), index);
+        blocks.table().retire(index);
+        blocks.table().put(index);
+        assert_eq!(take(&mut blocks, 0, 0, 1), index);
         assert_eq!(blocks.node(index).generation, 2);
     }
 
     #[test]
     fn a_handle_fits_only_its_own_allocation() {
         let mut blocks = Blocks::new();
-        let index = blocks.take(0, 0, 1, Zone::Large);
+        let index = take(&mut blocks, 0, 0, 1);
         let handle = BlockHandle { index, generation: 1 };
         assert!(blocks.occupied(handle).is_some());
         assert!(blocks.occupied(BlockHandle { generation: 2, ..handle }).is_none());
         assert!(blocks.occupied(BlockHandle { index: 99, ..handle }).is_none());
         assert!(blocks.occupied(BlockHandle { index: NIL, ..handle }).is_none());
-        blocks.retire(index);
+        blocks.table().retire(index);
         assert!(blocks.occupied(handle).is_none());
     }
 }

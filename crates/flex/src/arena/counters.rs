@@ -1,7 +1,8 @@
 //! The living counters of an arena, and the statistics made of them.
 //!
-//! A request that is rolled back leaves no trace: counters move once, when all of a request is placed. Only the
-//! running totals of free memory beside occupied blocks follow every step, and return to what they were.
+//! Only what cannot be derived is kept ([`Meter`], [`InactiveSplit`]): every request moves these counters.
+//!
+//! A request that is rolled back leaves no trace: counters move once, when all of a request is placed.
 //!
 //! Protected by the allocator mutex.
 
@@ -12,38 +13,203 @@ use super::BlockHandle;
 use crate::directive::MemoryType;
 use crate::magazines::tally::{Amounts, Settlement};
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
-use crate::units::ALIGNMENT_BYTES;
+
+/// A quantity that rises and falls: a [`Stat`] in the terms that change with the fewest instructions.
+///
+/// `current == peak - below_peak` and `freed == allocated + base - current`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Meter {
+    below_peak: u64,
+    allocated: u64,
+    peak: u64,
+    /// The value at the last reset of the sums.
+    base: u64,
+}
+
+impl Meter {
+    #[inline(always)]
+    fn increase(&mut self, amount: u64) {
+        self.allocated += amount;
+        let (below_peak, is_above) = self.below_peak.overflowing_sub(amount);
+        self.below_peak = below_peak;
+        if is_above {
+            self.peak = self.peak.wrapping_sub(below_peak);
+            self.below_peak = 0;
+        }
+    }
+
+    #[inline(always)]
+    fn decrease(&mut self, amount: u64) {
+        self.below_peak += amount;
+        debug_assert!(self.below_peak <= self.peak, "below zero: {self:?}");
+    }
+
+    /// So many (up to 2) become one. Without a branch but for a new peak: which it is, is as good as random.
+    #[inline(always)]
+    fn merge(&mut self, count: u32) {
+        self.allocated += u64::from(count == 0);
+        self.below_peak = self.below_peak.wrapping_add(u64::from(count)).wrapping_sub(1);
+        if self.below_peak == u64::MAX {
+            (self.peak, self.below_peak) = (self.peak + 1, 0);
+        }
+    }
+
+    /// Follows increases and decreases that were counted elsewhere. In between the value was higher by up to `highest`
+    /// than before.
+    fn catch_up(&mut self, increases: u64, decreases: u64, highest: u64) {
+        let before = self.current();
+        let now = before + increases - decreases;
+        self.peak = self.peak.max(before + highest).max(now);
+        self.below_peak = self.peak - now;
+        self.allocated += increases;
+    }
+
+    /// The value now.
+    #[inline]
+    pub(crate) fn current(&self) -> u64 {
+        self.peak - self.below_peak
+    }
+
+    /// As observers see it.
+    pub(crate) fn stat(&self) -> Stat {
+        let Meter { peak, allocated, base, .. } = *self;
+        let current = self.current();
+        Stat { current, peak, allocated, freed: allocated + base - current }
+    }
+
+    fn reset_peak(&mut self) {
+        (self.peak, self.below_peak) = (self.current(), 0);
+    }
+
+    fn reset_accumulated(&mut self) {
+        (self.allocated, self.base) = (0, self.current());
+    }
+}
+
+/// Free bytes of the regions in use, those with an occupied block, as a view of the allocated bytes.
+///
+/// `current == in_use_bytes - allocated`. While the regions in use stay the same, these bytes fall by what is allocated
+/// and rise by what is freed: `allocated == freed of the allocated bytes + offset`, and the peak is where the allocated
+/// bytes are lowest. Everything else is a [`Step`]. Sums wrap around.
+#[derive(Debug, Clone, Copy, Default)]
+struct InactiveSplit {
+    /// Usable bytes of the regions in use.
+    in_use_bytes: u64,
+    /// The peak before the regions in use changed last.
+    peak: u64,
+    /// By how much the bytes allocated are above the least since then.
+    above_lowest: u64,
+    offset: u64,
+    /// The value at the last reset of the sums.
+    base: u64,
+}
+
+impl InactiveSplit {
+    /// The peak, now that so many bytes are allocated.
+    fn peak(&self, allocated_bytes: u64) -> u64 {
+        let lowest_bytes = allocated_bytes.saturating_sub(self.above_lowest);
+        self.peak.max(self.in_use_bytes.saturating_sub(lowest_bytes))
+    }
+}
+
+/// What a request does to gaps and to the regions in use, beyond the usual: for those of more than one chunk, and
+/// where a region comes into use or goes out of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Step {
+    gaps: i64,
+    in_use_bytes: i64,
+}
+
+impl Step {
+    /// The first block of a region is placed, in place of a gap that did not count. `in_use_bytes` are those of the region.
+    pub(crate) fn first_block(&mut self, gaps_beside: u32, in_use_bytes: u64) {
+        self.gaps += i64::from(gaps_beside);
+        self.in_use_bytes += in_use_bytes as i64;
+    }
+
+    /// Another block is placed, in place of a gap.
+    pub(crate) fn another_block(&mut self, gaps_beside: u32) {
+        self.gaps += i64::from(gaps_beside) - 1;
+    }
+}
 
 /// Counters of one memory type.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TypeCounters {
-    pub(crate) allocated_bytes: Stat,
-    pub(crate) requested_bytes: Stat,
-    pub(crate) allocation: Stat,
-    pub(crate) reserved_bytes: Stat,
-    pub(crate) segment: Stat,
-    pub(crate) inactive_split_bytes: Stat,
-    pub(crate) inactive_split: Stat,
-    /// Running totals of [`super::region::Region::inactive_split`]: units, then blocks.
-    pub(crate) split: (u64, u64),
+    pub(crate) allocated_bytes: Meter,
+    pub(crate) requested_bytes: Meter,
+    pub(crate) allocation: Meter,
+    /// Gaps of the regions in use.
+    pub(crate) inactive_split: Meter,
+    pub(crate) reserved_bytes: Meter,
+    pub(crate) segment: Meter,
+    split: InactiveSplit,
 }
 
 impl TypeCounters {
-    fn settle_split(&mut self) {
-        self.inactive_split_bytes.follow(self.split.0 * ALIGNMENT_BYTES);
-        self.inactive_split.follow(self.split.1);
+    /// Bytes in gaps of the regions in use.
+    pub(crate) fn inactive_split_bytes(&self) -> Stat {
+        let allocated = self.allocated_bytes.stat();
+        let InactiveSplit { in_use_bytes, offset, base, .. } = self.split;
+        let current = in_use_bytes.saturating_sub(allocated.current);
+        let peak = self.split.peak(allocated.current);
+        let allocated = allocated.freed.wrapping_add(offset);
+        Stat { current, peak, allocated, freed: allocated.wrapping_add(base).wrapping_sub(current) }
     }
 
-    fn stats_mut(&mut self) -> [&mut Stat; 7] {
+    /// Counts what is not usual: all that `change` and the step do, as one.
+    fn step(&mut self, step: Step, change: impl FnOnce(&mut TypeCounters)) {
+        let (split_before, freed_before) = (self.inactive_split_bytes(), self.allocated_bytes.stat().freed);
+        change(self);
+        let allocated = self.allocated_bytes.stat();
+        let split = &mut self.split;
+        split.in_use_bytes = split.in_use_bytes.wrapping_add_signed(step.in_use_bytes);
+        (split.peak, split.above_lowest) = (split_before.peak, 0);
+        let current = split.in_use_bytes.saturating_sub(allocated.current);
+        let rise = current.saturating_sub(split_before.current);
+        // The view sees as a rise what was freed.
+        let seen = allocated.freed - freed_before;
+        split.offset = split.offset.wrapping_add(rise).wrapping_sub(seen);
+        match step.gaps {
+            0.. => self.inactive_split.increase(step.gaps as u64),
+            _ => self.inactive_split.decrease(step.gaps.unsigned_abs()),
+        }
+    }
+
+    #[inline]
+    fn increase(&mut self, total_bytes: u64, requested_bytes: u64, chunk_count: u64) {
+        self.allocated_bytes.increase(total_bytes);
+        self.requested_bytes.increase(requested_bytes);
+        self.allocation.increase(chunk_count);
+    }
+
+    #[inline]
+    fn decrease(&mut self, released: Released) {
+        self.allocated_bytes.decrease(released.size_bytes);
+        self.requested_bytes.decrease(released.requested_bytes);
+        self.allocation.decrease(1);
+    }
+
+    fn meters_mut(&mut self) -> [&mut Meter; 6] {
         [
             &mut self.allocated_bytes,
             &mut self.requested_bytes,
             &mut self.allocation,
             &mut self.reserved_bytes,
             &mut self.segment,
-            &mut self.inactive_split_bytes,
             &mut self.inactive_split,
         ]
+    }
+
+    fn reset_peak(&mut self) {
+        self.split.peak = self.inactive_split_bytes().current;
+        self.split.above_lowest = 0;
+        self.meters_mut().into_iter().for_each(Meter::reset_peak);
+    }
+
+    fn reset_accumulated(&mut self) {
+        (self.split.offset, self.split.base) = (0, self.inactive_split_bytes().current);
+        self.meters_mut().into_iter().for_each(Meter::reset_accumulated);
     }
 }
 
@@ -80,47 +246,67 @@ impl Counters {
         &self.by_type[memory_type.index()]
     }
 
+    #[inline]
     fn of_mut(&mut self, memory_type: MemoryType) -> &mut TypeCounters {
         &mut self.by_type[memory_type.index()]
     }
 
     /// Bytes in occupied blocks, rounded sizes.
     pub(crate) fn allocated_bytes(&self, memory_type: MemoryType) -> u64 {
-        self.of(memory_type).allocated_bytes.current
-    }
-
-    /// Follows one region's free memory beside occupied blocks.
-    #[inline]
-    pub(crate) fn move_split(&mut self, memory_type: MemoryType, before: (u64, u64), after: (u64, u64)) {
-        let split = &mut self.of_mut(memory_type).split;
-        split.0 = split.0 - before.0 + after.0;
-        split.1 = split.1 - before.1 + after.1;
+        self.of(memory_type).allocated_bytes.current()
     }
 
     /// All chunks of a request are placed.
-    #[inline]
     pub(crate) fn placed(
         &mut self,
         memory_type: MemoryType,
         total_bytes: u64,
         requested_bytes: u64,
         chunk_count: u64,
+        step: Step,
     ) {
-        let counters = self.of_mut(memory_type);
-        counters.allocated_bytes.increase(total_bytes);
-        counters.requested_bytes.increase(requested_bytes);
-        counters.allocation.increase(chunk_count);
-        counters.settle_split();
+        self.of_mut(memory_type)
+            .step(step, |counters| counters.increase(total_bytes, requested_bytes, chunk_count));
     }
 
-    /// A block is freed.
-    #[inline]
-    pub(crate) fn released(&mut self, released: &Released) {
+    /// A request of one chunk is placed, in a region in use.
+    #[inline(always)]
+    pub(crate) fn placed_one(
+        &mut self,
+        memory_type: MemoryType,
+        size_bytes: u64,
+        requested_bytes: u64,
+        gaps_beside: u32,
+    ) {
+        let counters = self.of_mut(memory_type);
+        counters.increase(size_bytes, requested_bytes, 1);
+        counters.split.above_lowest += size_bytes;
+        match gaps_beside {
+            1 => {}
+            0 => counters.inactive_split.decrease(1),
+            _ => counters.inactive_split.increase(1),
+        }
+    }
+
+    /// A block is freed whose region stays in use.
+    #[inline(always)]
+    pub(crate) fn released(&mut self, released: Released, gaps_beside: u32) {
         let counters = self.of_mut(released.memory_type);
-        counters.allocated_bytes.decrease(released.size_bytes);
-        counters.requested_bytes.decrease(released.requested_bytes);
-        counters.allocation.decrease(1);
-        counters.settle_split();
+        counters.decrease(released);
+        let (above_lowest, is_below) = counters.split.above_lowest.overflowing_sub(released.size_bytes);
+        counters.split.above_lowest = above_lowest;
+        if is_below {
+            counters.split.above_lowest = 0;
+        }
+        counters.inactive_split.merge(gaps_beside);
+    }
+
+    /// The last block of a region is freed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn released_last(&mut self, released: Released, gaps_beside: u32, out_of_use_bytes: u64) {
+        let step = Step { gaps: -i64::from(gaps_beside), in_use_bytes: -(out_of_use_bytes as i64) };
+        self.of_mut(released.memory_type).step(step, |counters| counters.decrease(released));
     }
 
     /// What occupied blocks of a type add up to beyond its counters.
@@ -135,9 +321,9 @@ impl Counters {
     fn tensor_amounts(&self) -> Amounts {
         let tensor = self.of(MemoryType::Tensor);
         Amounts {
-            size_bytes: tensor.allocated_bytes.current,
-            requested_bytes: tensor.requested_bytes.current,
-            blocks: tensor.allocation.current,
+            size_bytes: tensor.allocated_bytes.current(),
+            requested_bytes: tensor.requested_bytes.current(),
+            blocks: tensor.allocation.current(),
         }
     }
 
@@ -152,6 +338,8 @@ impl Counters {
             highest.requested_bytes,
         );
         tensor.allocation.catch_up(placed.blocks, freed.blocks, highest.blocks);
+        let split = &mut tensor.split;
+        split.above_lowest = (split.above_lowest + placed.size_bytes).saturating_sub(freed.size_bytes);
     }
 
     /// A region is acquired.
@@ -210,11 +398,13 @@ impl Arena {
         node.generation = generation;
         let (size_units, slack_bytes, slot) = (node.size_units, node.slack_bytes, node.slot);
         let region = &mut self.regions[usize::from(slot)];
-        let before = region.inactive_split();
-        region.give_back(&mut self.blocks, index);
-        let (memory_type, after) = (region.memory_type, region.inactive_split());
-        self.counters.move_split(memory_type, before, after);
-        self.counters.of_mut(memory_type).settle_split();
+        let gaps_beside = region.give_back(&mut self.blocks, index);
+        let step = if region.is_wholly_free() {
+            Step { gaps: -i64::from(gaps_beside), in_use_bytes: -(region.usable_bytes() as i64) }
+        } else {
+            Step { gaps: 1 - i64::from(gaps_beside), in_use_bytes: 0 }
+        };
+        self.counters.of_mut(region.memory_type).step(step, |_| ());
         self.counters.parked.change(Amounts::default(), Amounts::block(bytes_of(size_units), slack_bytes));
         Ok(())
     }
@@ -224,15 +414,15 @@ impl Arena {
         let tensor = self.counters.of(MemoryType::Tensor);
         let figures = self.figures_of(MemoryType::Tensor);
         Statistics {
-            allocated_bytes: tensor.allocated_bytes,
-            requested_bytes: tensor.requested_bytes,
-            active_bytes: tensor.allocated_bytes,
-            reserved_bytes: tensor.reserved_bytes,
-            inactive_split_bytes: tensor.inactive_split_bytes,
-            allocation: tensor.allocation,
-            active: tensor.allocation,
-            segment: tensor.segment,
-            inactive_split: tensor.inactive_split,
+            allocated_bytes: tensor.allocated_bytes.stat(),
+            requested_bytes: tensor.requested_bytes.stat(),
+            active_bytes: tensor.allocated_bytes.stat(),
+            reserved_bytes: tensor.reserved_bytes.stat(),
+            inactive_split_bytes: tensor.inactive_split_bytes(),
+            allocation: tensor.allocation.stat(),
+            active: tensor.allocation.stat(),
+            segment: tensor.segment.stat(),
+            inactive_split: tensor.inactive_split.stat(),
             num_ooms: self.counters.out_of_memory_errors,
             num_alloc_retries: self.counters.retries,
             capacity_bytes: figures.capacity_bytes,
@@ -246,10 +436,10 @@ impl Arena {
         let program = self.counters.of(MemoryType::Program);
         let figures = self.figures_of(MemoryType::Program);
         ProgramStatistics {
-            allocated_bytes: program.allocated_bytes,
-            requested_bytes: program.requested_bytes,
-            allocation: program.allocation,
-            reserved_bytes: program.reserved_bytes,
+            allocated_bytes: program.allocated_bytes.stat(),
+            requested_bytes: program.requested_bytes.stat(),
+            allocation: program.allocation.stat(),
+            reserved_bytes: program.reserved_bytes.stat(),
             capacity_bytes: figures.capacity_bytes,
             free_bytes: figures.free_bytes,
         }
@@ -263,14 +453,14 @@ impl Arena {
     /// Starts all peaks again at the current values.
     pub(crate) fn reset_peak(&mut self) {
         for counters in &mut self.counters.by_type {
-            counters.stats_mut().into_iter().for_each(Stat::reset_peak);
+            counters.reset_peak();
         }
     }
 
     /// Starts all sums, and the counts of errors and retries, again at zero.
     pub(crate) fn reset_accumulated(&mut self) {
         for counters in &mut self.counters.by_type {
-            counters.stats_mut().into_iter().for_each(Stat::reset_accumulated);
+            counters.reset_accumulated();
         }
         self.counters.out_of_memory_errors = 0;
         self.counters.retries = 0;

@@ -28,6 +28,7 @@ impl Arena {
         assert_eq!(region.phase, Phase::Acquiring, "{slot:?}");
         region.open(&mut self.blocks, slot, region_id);
         self.counters.acquired(region.memory_type, region.usable_bytes());
+        self.find_sole_regions();
     }
 
     /// The device refused the region. The caller adds the slot to the `refused` of its request before it asks
@@ -43,11 +44,12 @@ impl Arena {
         let mut leaving = SmallVec::new();
         for (region, slot) in self.regions.iter_mut().zip((0_u16..).map(RegionSlot)) {
             let Some(region_id) = region.present_id() else { continue };
-            if region.occupied_blocks == 0 && region.held_blocks == 0 {
+            if region.is_wholly_free() && region.held_blocks == 0 {
                 region.close(&mut self.blocks, region_id);
                 leaving.push((slot, region_id));
             }
         }
+        self.find_sole_regions();
         leaving
     }
 
@@ -66,6 +68,7 @@ impl Arena {
             panic!("{slot:?} is {:?}, not being released", region.phase)
         };
         region.open(&mut self.blocks, slot, region_id);
+        self.find_sole_regions();
     }
 
     /// The ids of the acquired regions, those on their way back included: what teardown gives back.

@@ -33,13 +33,13 @@ pub(crate) use request::{Chunks, Figures, Placed, Released, Request, Unplaced};
 
 #[cfg(test)]
 use crate::address::Chunk;
-use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
+use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
 use crate::error::FlexError;
-use crate::topology::Topology;
+use crate::topology::{MAX_REGION_BYTES, Topology};
 use crate::units::{ALIGNMENT_BYTES, DomainId, align_down};
 use crate::pending::BlockRecord;
 use blocks::{Blocks, Node};
-use counters::Counters;
+use counters::{Counters, Step};
 use region::{Phase, Region, Search};
 
 /// All regions and blocks of one device.
@@ -50,9 +50,18 @@ pub(crate) struct Arena {
     domain_count: u32,
     order: RegionOrder,
     counters: Counters,
+    /// By lane: the only acquired region of that domain and memory type, the only one that a request looks at before
+    /// it acquires more. [`NO_SLOT`] or [`SEVERAL_SLOTS`] if there is not exactly one, or if a limit is set.
+    sole: [RegionSlot; Lane::COUNT],
     /// Cap on allocated tensor bytes.
     limit_bytes: Option<u64>,
 }
+
+/// No region; a topology has at most 4096.
+const NO_SLOT: RegionSlot = RegionSlot(u16::MAX);
+
+/// More than one region.
+const SEVERAL_SLOTS: RegionSlot = RegionSlot(u16::MAX - 1);
 
 /// What one chunk needs of a region.
 #[derive(Clone, Copy)]
@@ -81,6 +90,7 @@ impl Arena {
             domain_count: topology.domain_count(),
             order,
             counters: Counters::default(),
+            sole: [NO_SLOT; Lane::COUNT],
             limit_bytes: None,
         }
     }
@@ -95,49 +105,104 @@ impl Arena {
     /// else there is to try, or why it is in vain, [`place`](Self::place) knows.
     #[inline]
     pub(crate) fn place_at_once(&mut self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
-        let size_units = u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?;
-        let (domains, memory_type) = (directive.domains(), directive.memory_type());
-        let is_plain = directive.policy() == PlacementPolicy::Bind && self.limit_bytes.is_none();
-        if size_units == 0 || !is_plain || domains.iter().any(|domain| domain.0 >= self.domain_count) {
+        let size_units = units_of(bytes)?;
+        let (memory_type, size_bytes) = (directive.memory_type(), bytes_of(size_units));
+        let mut slot = self.sole[directive.lane().index()];
+        if usize::from(slot.0) >= self.regions.len() {
+            slot = self.best_region(size_units, directive)?;
+        }
+        let region = &mut self.regions[usize::from(slot.0)];
+        if region.free_units < size_units {
             return None;
         }
-        let wanted = Wanted { domains, memory_type, size_units };
-        let (_, slot) = self.next_region(&wanted, None)?;
+        if region.is_wholly_free() {
+            return self.place_first(slot, size_units, bytes, memory_type);
+        }
+        let carved = region.carve(&mut self.blocks, size_units, (size_bytes - bytes) as u8)?;
+        self.counters.placed_one(memory_type, size_bytes, bytes, carved.gaps_beside);
+        region.placed(&carved, size_units)
+    }
+
+    /// As [`place_at_once`](Self::place_at_once), in a region that is wholly free.
+    #[cold]
+    #[inline(never)]
+    fn place_first(
+        &mut self,
+        slot: RegionSlot,
+        size_units: u32,
+        bytes: u64,
+        memory_type: MemoryType,
+    ) -> Option<Placed> {
+        let mut step = Step::default();
         let size_bytes = bytes_of(size_units);
-        let placed = self.carve(slot, size_units, (size_bytes - bytes) as u8, Search::ByZone)?;
-        self.counters.placed(memory_type, size_bytes, bytes, 1);
+        let slack_bytes = (size_bytes - bytes) as u8;
+        let placed = self.carve(slot, size_units, slack_bytes, Search::ByZone, &mut step)?;
+        self.counters.placed(memory_type, size_bytes, bytes, 1, step);
         Some(placed)
     }
 
+    /// The region that a request of one chunk without a limit tries first, if there is one that is large enough.
+    #[inline(never)]
+    fn best_region(&self, size_units: u32, directive: &AllocationDirective) -> Option<RegionSlot> {
+        let (domains, memory_type) = (directive.domains(), directive.memory_type());
+        let is_plain = directive.policy() == PlacementPolicy::Bind && self.limit_bytes.is_none();
+        if !is_plain || domains.iter().any(|domain| domain.0 >= self.domain_count) {
+            return None;
+        }
+        let (_, slot) = self.next_region(&Wanted { domains, memory_type, size_units }, None)?;
+        Some(slot)
+    }
+
+    /// Brings `sole` up to date, after the limit or the phase of a region has changed.
+    fn find_sole_regions(&mut self) {
+        self.sole = [NO_SLOT; Lane::COUNT];
+        if self.limit_bytes.is_some() {
+            return;
+        }
+        for (slot, region) in (0..).map(RegionSlot).zip(&self.regions) {
+            let lane = Lane::of(region.domain, region.memory_type);
+            if lane != Lane::NONE && region.present_id().is_some() {
+                let sole = &mut self.sole[lane.index()];
+                *sole = if *sole == NO_SLOT { slot } else { SEVERAL_SLOTS };
+            }
+        }
+    }
+
     /// Places all chunks of a request or none.
-    #[inline]
     pub(crate) fn place(&mut self, request: &Request) -> Result<Chunks, Unplaced> {
         let Some(size_units) = request.chunk_units() else { return Err(Unplaced::Impossible) };
         if self.limit_left_bytes(request.memory_type) < request.total_bytes() {
             let possible = self.is_possible(request);
             return Err(if possible { Unplaced::Exhausted } else { Unplaced::Impossible });
         }
+        let mut step = Step::default();
         let chunks = match request.chunk_count() {
-            1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone)?]),
-            _ => self.place_several(request, size_units)?,
+            1 => Chunks::from_buf([self.place_chunk(request, 0, size_units, Search::ByZone, &mut step)?]),
+            _ => self.place_several(request, size_units, &mut step)?,
         };
         let (total_bytes, count) = (request.total_bytes(), request.chunk_count() as u64);
-        self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count);
+        self.counters.placed(request.memory_type, total_bytes, request.requested_bytes, count, step);
         Ok(chunks)
     }
 
     /// Places the chunks of an interleaved request or none.
     #[cold]
-    fn place_several(&mut self, request: &Request, size_units: u32) -> Result<Chunks, Unplaced> {
+    fn place_several(
+        &mut self,
+        request: &Request,
+        size_units: u32,
+        step: &mut Step,
+    ) -> Result<Chunks, Unplaced> {
         let mut chunks = Chunks::with_capacity(request.chunk_count());
-        let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone);
+        let mut placed = self.place_chunks(request, size_units, &mut chunks, Search::ByZone, step);
         if placed.is_err() && !chunks.is_empty() {
             // An earlier chunk may lie in the middle of a gap that holds two of them side by side.
             self.roll_back(&mut chunks);
+            *step = Step::default();
             if let Err(Unplaced::NeedsRegion(slot)) = placed {
                 self.region_failed(slot); // Not asked for yet.
             }
-            placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide);
+            placed = self.place_chunks(request, size_units, &mut chunks, Search::SideBySide, step);
         }
         if placed.is_err() {
             self.roll_back(&mut chunks);
@@ -151,9 +216,10 @@ impl Arena {
         size_units: u32,
         chunks: &mut Chunks,
         search: Search,
+        step: &mut Step,
     ) -> Result<(), Unplaced> {
         for chunk in 0..request.chunk_count() {
-            chunks.push(self.place_chunk(request, chunk, size_units, search)?);
+            chunks.push(self.place_chunk(request, chunk, size_units, search, step)?);
         }
         Ok(())
     }
@@ -165,19 +231,17 @@ impl Arena {
     /// [`FlexError::UnknownAllocation`] for a handle that is stale or unknown; nothing changes.
     #[inline]
     pub(crate) fn release(&mut self, handle: BlockHandle) -> Result<Released, FlexError> {
-        let BlockHandle { index, generation } = handle;
-        let Some(&node) = self.blocks.occupied(handle) else {
-            return Err(FlexError::UnknownAllocation { index, generation });
-        };
+        let Some(&node) = self.blocks.occupied(handle) else { return Err(unknown(handle)) };
         let region = &mut self.regions[usize::from(node.slot)];
-        let before = region.inactive_split();
-        region.give_back(&mut self.blocks, index);
-        let memory_type = region.memory_type;
-        self.counters.move_split(memory_type, before, region.inactive_split());
+        let gaps_beside = region.give_back(&mut self.blocks, handle.index);
         let size_bytes = bytes_of(node.size_units);
-        let released =
-            Released { size_bytes, requested_bytes: size_bytes - u64::from(node.slack_bytes), memory_type };
-        self.counters.released(&released);
+        let requested_bytes = size_bytes - u64::from(node.slack_bytes);
+        let released = Released { size_bytes, requested_bytes, memory_type: region.memory_type };
+        if region.is_wholly_free() {
+            self.counters.released_last(released, gaps_beside, region.usable_bytes());
+        } else {
+            self.counters.released(released, gaps_beside);
+        }
         Ok(released)
     }
 
@@ -192,7 +256,7 @@ impl Arena {
     #[cfg(test)]
     pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
         let node = self.blocks.occupied(handle)?;
-        let chunk = self.regions[usize::from(node.slot)].chunk_of(node)?;
+        let chunk = self.regions[usize::from(node.slot)].chunk_at(node.offset_units, node.size_units)?;
         Some((chunk, chunk.size_bytes - u64::from(node.slack_bytes)))
     }
 
@@ -258,6 +322,7 @@ impl Arena {
     /// Caps the allocated tensor bytes, or lifts the cap. What is allocated already stays.
     pub(crate) fn set_limit_bytes(&mut self, limit_bytes: Option<u64>) {
         self.limit_bytes = limit_bytes;
+        self.find_sole_regions();
     }
 
     /// The cap on allocated bytes of a memory type. Programs have none.
@@ -277,20 +342,20 @@ impl Arena {
         }
     }
 
-    #[inline]
     fn place_chunk(
         &mut self,
         request: &Request,
         chunk: usize,
         size_units: u32,
         search: Search,
+        step: &mut Step,
     ) -> Result<Placed, Unplaced> {
         let domains = request.domains_of(chunk);
         let wanted = Wanted { domains, memory_type: request.memory_type, size_units };
         let slack_bytes = request.slack_of(chunk);
         let mut tried = None;
         while let Some(rank) = self.next_region(&wanted, tried) {
-            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes, search) {
+            if let Some(placed) = self.carve(rank.1, size_units, slack_bytes, search, step) {
                 return Ok(placed);
             }
             tried = Some(rank);
@@ -300,7 +365,6 @@ impl Arena {
 
     /// The first present region after the ones tried, in the order of search, that has enough free bytes. Free
     /// bytes do not change during one search, so the key of the last one tried says which ones were.
-    #[inline]
     fn next_region(&self, wanted: &Wanted<'_>, tried: Option<Rank>) -> Option<Rank> {
         let mut best: Option<Rank> = None;
         for (slot, region) in self.slots() {
@@ -315,21 +379,27 @@ impl Arena {
         best
     }
 
-    #[inline]
+    /// Places one chunk in a region; the request has not been counted yet.
     fn carve(
         &mut self,
         slot: RegionSlot,
         size_units: u32,
         slack_bytes: u8,
         search: Search,
+        step: &mut Step,
     ) -> Option<Placed> {
         let region = &mut self.regions[usize::from(slot.0)];
-        let before = region.inactive_split();
-        let index = region.carve(&mut self.blocks, size_units, slack_bytes, search)?;
-        self.counters.move_split(region.memory_type, before, region.inactive_split());
-        let node = self.blocks.node(index);
-        let handle = BlockHandle { index, generation: node.generation };
-        Some(Placed { handle, chunk: region.chunk_of(node)? })
+        let is_first = region.is_wholly_free();
+        let carved = match search {
+            Search::ByZone => region.carve(&mut self.blocks, size_units, slack_bytes)?,
+            Search::SideBySide => region.carve_side_by_side(&mut self.blocks, size_units, slack_bytes)?,
+        };
+        if is_first {
+            step.first_block(carved.gaps_beside, region.usable_bytes());
+        } else {
+            step.another_block(carved.gaps_beside);
+        }
+        region.placed(&carved, size_units)
     }
 
     /// Nothing acquired can serve: a region to acquire, one to wait for, or nothing.
@@ -357,9 +427,7 @@ impl Arena {
         while let Some(placed) = chunks.pop() {
             let index = placed.handle.index;
             let region = &mut self.regions[usize::from(self.blocks.node(index).slot)];
-            let before = region.inactive_split();
             region.give_back(&mut self.blocks, index);
-            self.counters.move_split(region.memory_type, before, region.inactive_split());
         }
     }
 
@@ -376,6 +444,21 @@ impl Arena {
 /// A region's place in the order of search: the order's key, then the slot.
 type Rank = (u32, RegionSlot);
 
+#[inline]
 fn bytes_of(units: u32) -> u64 {
     u64::from(units) * ALIGNMENT_BYTES
+}
+
+/// A size in units, rounded up; `None` for 0 and for more than a region can have.
+#[inline]
+fn units_of(bytes: u64) -> Option<u32> {
+    // One comparison for both: less one, 0 is the largest number.
+    let below = bytes.wrapping_sub(1);
+    (below < MAX_REGION_BYTES).then(|| (below / ALIGNMENT_BYTES) as u32 + 1)
+}
+
+#[cold]
+#[inline(never)]
+fn unknown(handle: BlockHandle) -> FlexError {
+    FlexError::UnknownAllocation { index: handle.index, generation: handle.generation }
 }

@@ -41,8 +41,9 @@ pub(crate) struct Zones {
     pub(crate) extent_units: u32,
     /// The largest small request.
     pub(crate) small_units: u32,
-    /// A free small block of this size becomes a large one.
-    pub(crate) release_units: u32,
+    /// By zone: a free block that is larger becomes a large one. Of a table, since a branch on the zone is as good as
+    /// random.
+    pub(crate) keep_units: [u32; 2],
     /// The largest request that is cut from the high end.
     pub(crate) high_end_units: u32,
 }
@@ -55,9 +56,20 @@ impl Zones {
         Zones {
             extent_units,
             small_units: extent_units >> SMALL_SHIFT,
-            release_units: extent_units * RELEASE_EXTENTS,
+            keep_units: Zones::keep_units(extent_units * RELEASE_EXTENTS),
             high_end_units: usable_units >> HIGH_END_SHIFT,
         }
+    }
+
+    /// The field of that name, for a size from which on small free blocks become large ones.
+    pub(crate) fn keep_units(release_units: u32) -> [u32; 2] {
+        [release_units - 1, u32::MAX]
+    }
+
+    /// Whether a free block of that size and zone is to become a large one.
+    #[inline(always)]
+    pub(crate) fn releases(&self, size_units: u32, zone: Zone) -> bool {
+        size_units > self.keep_units[zone as usize]
     }
 
     /// The zone of a request.
@@ -82,7 +94,9 @@ mod tests {
         let tiny = Zones::of(100);
         assert_eq!((tiny.extent_units, tiny.zone_of(1)), (1, Zone::Large), "one zone");
         let zones = Zones::of(1 << 19); // 64 MiB
-        assert_eq!((zones.extent_units, zones.release_units), (512, 1024));
+        assert_eq!(zones.extent_units, 512);
+        assert!(!zones.releases(1023, Zone::Small) && zones.releases(1024, Zone::Small));
+        assert!(!zones.releases(u32::MAX, Zone::Large));
         assert_eq!((zones.zone_of(64), zones.zone_of(65)), (Zone::Small, Zone::Large));
         assert_eq!((zones.end_of(4096), zones.end_of(4097)), (End::High, End::Low));
         assert_eq!(Zones::of(u32::MAX).extent_units, MAX_EXTENT_UNITS);

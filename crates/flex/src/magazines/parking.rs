@@ -10,21 +10,21 @@ use super::tally::{Amounts, Settlement};
 use super::thread::{self, Own};
 use super::{Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
-use crate::arena::{BlockHandle, Placed};
-use crate::directive::{AllocationDirective, MemoryType};
+use crate::arena::{BlockHandle, Placed, RegionSlot};
+use crate::directive::{AllocationDirective, Lane, MemoryType};
 use crate::fork::is_forked;
 use crate::pending::BlockRecord;
 use crate::shared::{InFlight, Shared, State};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::barrier;
 use crate::topology::{RegionLayout, Topology};
-use crate::units::{DomainId, RegionId};
+use crate::units::{ALIGNMENT_BYTES, DomainId, RegionId};
 
 /// What is known of a region without the mutex.
-pub(crate) struct RegionPlace {
+struct RegionPlace {
     domain: DomainId,
-    memory_type: MemoryType,
-    /// The device's id, while blocks of the region are handed out.
+    lane: Lane,
+    /// The device's id, while the region is acquired.
     region_id: AtomicU64,
 }
 
@@ -45,7 +45,7 @@ impl ParkingRules {
     pub(crate) fn new(topology: &Topology, wanted: bool) -> ParkingRules {
         let place = |layout: &RegionLayout| RegionPlace {
             domain: layout.domain,
-            memory_type: layout.memory_type,
+            lane: Lane::of(layout.domain, layout.memory_type),
             region_id: AtomicU64::new(0),
         };
         let tensor_regions = topology.regions().iter().filter(|layout| layout.memory_type == MemoryType::Tensor);
@@ -77,14 +77,12 @@ impl ParkingRules {
     /// The class of a block, if blocks like it are parked.
     #[inline]
     fn class_of(&self, record: &BlockRecord) -> Option<Class> {
-        let place = self.regions.get(usize::from(record.slot.0))?;
-        (place.memory_type == MemoryType::Tensor).then(|| Class::new(place.domain, record.size_units))?
+        Class::new(self.regions.get(usize::from(record.slot.0))?.lane, record.size_units)
     }
 
-    /// Notes where a block is that is being handed out under the mutex.
-    #[inline]
-    pub(crate) fn note_region(&self, record: &BlockRecord, region_id: RegionId) {
-        self.regions[usize::from(record.slot.0)].region_id.store(region_id.0, Ordering::Relaxed);
+    /// A region has been acquired. Called under the mutex, before a block of it is handed out.
+    pub(crate) fn note_region(&self, slot: RegionSlot, region_id: RegionId) {
+        self.regions[usize::from(slot.0)].region_id.store(region_id.0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -92,7 +90,7 @@ impl ParkingRules {
         let place = &self.regions[usize::from(record.slot.0)];
         // A region with a block in it keeps its id.
         let region_id = RegionId(place.region_id.load(Ordering::Relaxed));
-        let offset_bytes = u64::from(record.offset_units) * crate::units::ALIGNMENT_BYTES;
+        let offset_bytes = u64::from(record.offset_units) * ALIGNMENT_BYTES;
         Chunk {
             address: VirtualAddress { region_id, offset_bytes },
             size_bytes: record.size_bytes(),
@@ -201,7 +199,7 @@ impl Shared {
         }
         if let Some(mut guard) = self.try_lock() {
             let Ok(state) = guard.state() else { return };
-            self.settle_own(state);
+            self.settle_all(state);
             parked.iter().for_each(|&handle| self.release_parked(state, handle));
             self.serve(state);
             self.drain(state);
@@ -224,21 +222,18 @@ impl Shared {
         if state.magazines.is_empty() {
             return false;
         }
-        let magazines = std::mem::take(&mut state.magazines);
-        let mut any = false;
-        for magazine in &magazines {
-            magazine.take_all(|handle| {
-                self.release_parked(state, handle);
-                any = true;
-            });
+        let mut parked = Vec::new();
+        for magazine in &state.magazines {
+            magazine.take_all(|handle| parked.push(handle));
         }
-        state.magazines = magazines;
+        // The arena's counters know that the blocks were parked before it gets them.
         self.settle_all(state);
+        parked.iter().for_each(|&handle| self.release_parked(state, handle));
         state.magazines.retain(|magazine| !magazine.is_orphaned());
-        if any {
+        if !parked.is_empty() {
             self.serve(state);
         }
-        any
+        !parked.is_empty()
     }
 
     /// Gives a parked block, taken out of a magazine, back to the arena.

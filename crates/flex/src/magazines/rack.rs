@@ -7,9 +7,9 @@
 use std::sync::OnceLock;
 
 use crate::arena::BlockHandle;
-use crate::directive::{AllocationDirective, MemoryType, PlacementPolicy};
+use crate::directive::{AllocationDirective, Lane};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::units::{ALIGNMENT_BYTES, DomainId};
+use crate::units::ALIGNMENT_BYTES;
 
 /// Racks of a magazine.
 pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 64 };
@@ -22,27 +22,23 @@ pub(crate) const BATCH: u32 = 32;
 /// Blocks up to this size are small: 64 KiB.
 pub(crate) const LARGEST_UNITS: u32 = (64 << 10) / ALIGNMENT_BYTES as u32;
 
-/// What the blocks of a rack have in common: the domain and the size, for tensors. Never 0.
+/// What the blocks of a rack have in common: the lane and the size. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Class(u64);
 
 impl Class {
     /// The class of small tensor blocks.
     #[inline]
-    pub(crate) fn new(domain: DomainId, size_units: u32) -> Option<Class> {
+    pub(crate) fn new(lane: Lane, size_units: u32) -> Option<Class> {
         // 0 units wrap to the largest number.
-        (size_units.wrapping_sub(1) < LARGEST_UNITS)
-            .then(|| Class(u64::from(domain.0) << 32 | u64::from(size_units)))
+        (size_units.wrapping_sub(1) < LARGEST_UNITS && lane.is_of_tensors())
+            .then(|| Class((lane.index() as u64) << 32 | u64::from(size_units)))
     }
 
     /// The class of blocks that serve a request.
     #[inline]
     pub(crate) fn wanted(bytes: u64, directive: &AllocationDirective) -> Option<Class> {
-        let [domain] = *directive.domains() else { return None };
-        if directive.policy() != PlacementPolicy::Bind || directive.memory_type() != MemoryType::Tensor {
-            return None;
-        }
-        Class::new(domain, u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?)
+        Class::new(directive.lane(), u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?)
     }
 
     /// Size of its blocks.

@@ -305,7 +305,7 @@ fn a_rack_holds_a_small_part_of_the_device() {
 fn sizes_that_are_in_each_others_way_take_turns() {
     let allocator = allocator(1 << 24);
     warm(&allocator);
-    let class = |units: u32| Class::new(DomainId(0), units).unwrap();
+    let class = |units: u32| Class::new(AllocationDirective::default().lane(), units).unwrap();
     let first = 2_u32;
     let second = (3..LARGEST_UNITS).find(|&units| class(units).rack() == class(first).rack()).unwrap();
     let bytes = |units: u32| u64::from(units) * ALIGNMENT_BYTES;

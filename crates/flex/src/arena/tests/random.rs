@@ -244,7 +244,7 @@ fn zones() -> impl Strategy<Value = Option<Zones>> {
         (0_u32..6, 0_u32..4, 1_u32..4, 0_u32..200).prop_map(|(shift, small, release, high_end)| Zones {
             extent_units: 1 << shift,
             small_units: (1 << shift) >> small,
-            release_units: release << shift,
+            keep_units: Zones::keep_units(release << shift),
             high_end_units: high_end,
         });
     prop::option::weighted(0.7, large)
