@@ -33,8 +33,9 @@ const CHUNKS_OF_A_SIZE: u32 = 8;
 const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 256 };
 const CHUNKS: usize = (CHUNKS_OF_A_SIZE * (33 - 8 - CHUNKS_OF_A_SIZE.ilog2())) as usize;
 
+/// What is known of one block without the mutex.
 #[derive(Default)]
-struct Link {
+pub(crate) struct Link {
     /// 0: the index names no block that may be freed. A generation: that block is live. [`QUEUED`] and a generation
     /// in the low half, perhaps [`PARKED`] too, the next index + 1 in the high half: that block is on the list.
     word: AtomicU64,
@@ -110,23 +111,13 @@ impl PendingFrees {
         Some((handle, record))
     }
 
-    /// Takes the right to free a live block. `false` if the block was freed or queued before, or never handed out.
-    #[inline]
-    pub(crate) fn claim(&self, handle: BlockHandle) -> bool {
-        let live = u64::from(handle.generation);
-        let Some(link) = self.link(handle.index) else { return false };
-        live != 0 && link.word.compare_exchange(live, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
     /// Whether a handle names a block that was handed out and not freed.
     pub(crate) fn is_live(&self, handle: BlockHandle) -> bool {
         let word = self.link(handle.index).map_or(0, |link| link.word.load(Ordering::Relaxed));
         word != 0 && word == u64::from(handle.generation)
     }
 
-    /// What was recorded when the block was handed out; `None` for an index never handed out. Of meaning to those who
-    /// know that the block is live, or claim it afterwards.
-    #[inline]
+    /// As [`Link::record`]; `None` for an index never handed out.
     pub(crate) fn record(&self, index: u32) -> Option<BlockRecord> {
         Some(self.link(index)?.record())
     }
@@ -137,9 +128,8 @@ impl PendingFrees {
         self.publish(link, handle, QUEUED | PARKED);
     }
 
-    /// Queues a live block. `false` if it was freed or queued before, or never handed out.
-    pub(crate) fn push(&self, handle: BlockHandle) -> bool {
-        let Some(link) = self.link(handle.index) else { return false };
+    /// Queues a live block. `false` if it was freed or queued before.
+    pub(crate) fn push(&self, link: &Link, handle: BlockHandle) -> bool {
         let (live, word) = (u64::from(handle.generation), queued(handle, 0, QUEUED));
         if live == 0
             || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
@@ -197,16 +187,26 @@ impl PendingFrees {
         self.backlog.store(next, Ordering::Relaxed);
     }
 
+    /// The link of a block; `None` for an index never handed out.
     #[inline]
-    fn link(&self, index: u32) -> Option<&Link> {
+    pub(crate) fn link(&self, index: u32) -> Option<&Link> {
         let (chunk, offset) = locate(index);
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 }
 
 impl Link {
+    /// Takes the right to free a live block. `false` if the block was freed or queued before.
     #[inline]
-    fn record(&self) -> BlockRecord {
+    pub(crate) fn claim(&self, handle: BlockHandle) -> bool {
+        let live = u64::from(handle.generation);
+        live != 0 && self.word.compare_exchange(live, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// What was recorded when the block was handed out. Of meaning to those who know that the block is live, or claim
+    /// it afterwards.
+    #[inline]
+    pub(crate) fn record(&self) -> BlockRecord {
         let slot_and_slack = self.slot_and_slack.load(Ordering::Relaxed);
         BlockRecord {
             size_units: self.size_units.load(Ordering::Relaxed),
@@ -267,6 +267,14 @@ mod tests {
     const RECORD: BlockRecord =
         BlockRecord { size_units: 3, offset_units: 70_000, slot: RegionSlot(4095), slack_bytes: 128 };
 
+    fn push(pending: &PendingFrees, handle: BlockHandle) -> bool {
+        pending.link(handle.index).is_some_and(|link| pending.push(link, handle))
+    }
+
+    fn claim(pending: &PendingFrees, handle: BlockHandle) -> bool {
+        pending.link(handle.index).is_some_and(|link| link.claim(handle))
+    }
+
     #[test]
     fn locate_tiles_the_index_space() {
         let mut expected = (0, 0);
@@ -282,23 +290,23 @@ mod tests {
     #[test]
     fn a_block_is_queued_once() {
         let pending = PendingFrees::new();
-        assert!(!pending.push(handle(5)), "never handed out");
+        assert!(!push(&pending, handle(5)), "never handed out");
         pending.prepare(handle(5), &RECORD);
         assert_eq!(pending.record(5), Some(RECORD));
-        assert!(pending.push(handle(5)));
-        assert!(!pending.push(handle(5)), "queued already");
+        assert!(push(&pending, handle(5)));
+        assert!(!push(&pending, handle(5)), "queued already");
         let mut seen = Vec::new();
         pending.drain(|block| seen.push(block));
         assert_eq!(seen, [Drained { handle: handle(5), was_parked: false }]);
         assert!(pending.is_empty());
-        assert!(!pending.push(handle(5)), "freed");
+        assert!(!push(&pending, handle(5)), "freed");
         let newer = BlockHandle { generation: 7, ..handle(5) };
         pending.prepare(newer, &RECORD);
-        assert!(!pending.push(handle(5)), "the handle of an earlier block");
-        assert!(!pending.claim(handle(5)));
-        assert!(pending.claim(newer));
-        assert!(!pending.claim(newer), "claimed");
-        assert!(!pending.push(newer), "claimed");
+        assert!(!push(&pending, handle(5)), "the handle of an earlier block");
+        assert!(!claim(&pending, handle(5)));
+        assert!(claim(&pending, newer));
+        assert!(!claim(&pending, newer), "claimed");
+        assert!(!push(&pending, newer), "claimed");
     }
 
     #[test]
@@ -306,13 +314,13 @@ mod tests {
         let pending = PendingFrees::new();
         let first = BlockHandle { index: 1, generation: MAX_GENERATION };
         pending.prepare(first, &RECORD);
-        assert!(pending.is_live(first) && pending.claim(first) && !pending.is_live(first));
+        assert!(pending.is_live(first) && claim(&pending, first) && !pending.is_live(first));
         let (second, record) = pending.renew(first, 5).unwrap();
         assert_eq!(second, BlockHandle { index: 1, generation: 1 });
         assert_eq!(record, BlockRecord { slack_bytes: 5, ..RECORD });
-        assert!(pending.is_live(second) && !pending.claim(first) && pending.claim(second));
+        assert!(pending.is_live(second) && !claim(&pending, first) && claim(&pending, second));
         pending.push_parked(second);
-        assert!(!pending.push(second) && !pending.claim(second), "queued");
+        assert!(!push(&pending, second) && !claim(&pending, second), "queued");
         pending.drain(|block| assert_eq!(block, Drained { handle: second, was_parked: true }));
         assert!(pending.is_empty());
     }
@@ -323,7 +331,7 @@ mod tests {
         let total = DRAIN_LIMIT as u32 * 2 + 7;
         for index in 0..total {
             pending.prepare(handle(index), &RECORD);
-            assert!(pending.push(handle(index)));
+            assert!(push(&pending, handle(index)));
         }
         let mut seen = HashSet::new();
         for expected in [DRAIN_LIMIT, DRAIN_LIMIT, 7] {
@@ -349,7 +357,7 @@ mod tests {
                     let pending = &pending;
                     scope.spawn(move || {
                         for index in thread * PER_THREAD..(thread + 1) * PER_THREAD {
-                            assert!(pending.push(handle(index)));
+                            assert!(push(pending, handle(index)));
                         }
                     })
                 })

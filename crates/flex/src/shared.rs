@@ -10,7 +10,7 @@ use crate::fork::is_forked;
 use crate::magazines::parking::ParkingRules;
 use crate::magazines::tally::Amounts;
 use crate::magazines::{Magazine, Parking};
-use crate::pending::PendingFrees;
+use crate::pending::{BlockRecord, Link, PendingFrees};
 use crate::pressure::waiters::Waiters;
 use crate::pressure::{PressureCounters, SharedCallback, collecting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -75,7 +75,8 @@ impl Shared {
             if block.was_parked {
                 return self.release_parked(state, block.handle);
             }
-            let released = self.release_claimed(state, block.handle);
+            let Some(record) = self.pending.record(block.handle.index) else { return };
+            let released = self.release_claimed(state, block.handle, &record);
             debug_assert!(released.is_ok(), "a queued block is live: {released:?}");
         });
         self.serve(state);
@@ -115,38 +116,38 @@ impl Shared {
         if is_forked() {
             return Ok(());
         }
-        if collecting::kind().is_some()
-            && let Some(record) = self.pending.record(handle.index)
-        {
+        let Some(link) = self.pending.link(handle.index) else { return Err(unknown(handle)) };
+        let record = link.record();
+        if collecting::kind().is_some() {
             self.counters.count_freed(record.size_bytes());
         }
-        match self.park(handle) {
-            Some(Parking::Parked(overflow)) => {
-                if !overflow.is_empty() {
-                    self.give_back(&overflow);
-                }
-                return Ok(());
+        match self.park(link, handle, &record) {
+            Parking::Parked(None) => Ok(()),
+            Parking::Parked(Some(displaced)) => {
+                self.give_back(&displaced);
+                Ok(())
             }
-            Some(Parking::Stale) => return Err(unknown(handle)),
-            Some(Parking::Refused(Some(evicted))) => self.give_back(&[evicted]),
-            Some(Parking::Refused(None)) | None => {}
+            Parking::Stale => Err(unknown(handle)),
+            Parking::Refused => self.free_directly(link, handle, &record),
         }
-        self.free_directly(handle)
     }
 
     /// Frees a block without parking it.
-    fn free_directly(&self, handle: BlockHandle) -> Result<(), FlexError> {
+    fn free_directly(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Result<(), FlexError> {
         if let Some(mut guard) = self.try_lock() {
             let shared = guard.shared();
             let Ok(state) = guard.state() else { return Ok(()) };
-            shared.settle_own(state);
-            shared.release(state, handle)?;
+            shared.settle_placements(state);
+            if !link.claim(handle) {
+                return Err(unknown(handle));
+            }
+            shared.release_claimed(state, handle, record)?;
             shared.serve(state);
             shared.drain(state);
             return Ok(());
         }
         let _in_flight = InFlight::new(&self.frees_in_flight);
-        if !self.pending.push(handle) {
+        if !self.pending.push(link, handle) {
             return Err(unknown(handle));
         }
         self.after_unlock();
@@ -155,17 +156,21 @@ impl Shared {
 
     /// Gives a block back to the arena, once, whoever else tries to free it.
     pub(crate) fn release(&self, state: &mut State, handle: BlockHandle) -> Result<(), FlexError> {
-        if !self.pending.claim(handle) {
-            return Err(unknown(handle));
+        match self.pending.link(handle.index) {
+            Some(link) if link.claim(handle) => self.release_claimed(state, handle, &link.record()),
+            _ => Err(unknown(handle)),
         }
-        self.release_claimed(state, handle)
     }
 
     /// Gives a block back that its owner has freed and this thread has claimed.
-    fn release_claimed(&self, state: &mut State, handle: BlockHandle) -> Result<(), FlexError> {
-        if !state.magazines.is_empty()
-            && let Some(record) = self.pending.record(handle.index)
-        {
+    #[inline]
+    fn release_claimed(
+        &self,
+        state: &mut State,
+        handle: BlockHandle,
+        record: &BlockRecord,
+    ) -> Result<(), FlexError> {
+        if !state.magazines.is_empty() {
             state.arena.catch_up(handle, record.slack_bytes);
             if !state.arena.covers(Amounts::block(record.size_bytes(), record.slack_bytes)) {
                 // Another thread's magazine handed it out, and has not settled that.

@@ -51,20 +51,17 @@ impl Magazine {
     #[inline]
     fn take(&self, class: Class) -> Option<BlockHandle> {
         let rack = &self.racks[class.rack()];
-        if rack.holds(class) { rack.pop() } else { None }
+        if !rack.holds(class) {
+            return None;
+        }
+        rack.was_useful();
+        rack.pop()
     }
 
-    /// The rack where blocks of a class may be parked, up to so many bytes, if that holds no others. For the owner.
+    /// The rack where blocks of a class belong. For the owner.
     #[inline]
-    fn rack_for(&self, class: Class, most_bytes: u64) -> Option<&Rack> {
-        let rack = &self.racks[class.rack()];
-        (rack.holds(class) || rack.adopt(class, most_bytes)).then_some(rack)
-    }
-
-    /// A block of another class than the one whose rack this is, to be given back: so a rack that is in the way of
-    /// others empties, and is theirs. For the owner.
-    fn evict(&self, class: Class) -> Option<BlockHandle> {
-        self.racks[class.rack()].pop()
+    fn rack_of(&self, class: Class) -> &Rack {
+        &self.racks[class.rack()]
     }
 
     /// Hands every parked block to `receive`. For any thread; the owner may go on meanwhile.
@@ -85,9 +82,9 @@ impl Magazine {
 /// What came of parking a block.
 pub(crate) enum Parking {
     /// It is parked; these, parked before, are to be given back.
-    Parked(Vec<BlockHandle>),
+    Parked(Option<Vec<BlockHandle>>),
     /// The handle is stale.
     Stale,
-    /// There is no rack for its class, and it is still live; this one was in the way and is to be given back.
-    Refused(Option<BlockHandle>),
+    /// It cannot be parked, and is still live.
+    Refused,
 }

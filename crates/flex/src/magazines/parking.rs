@@ -13,7 +13,7 @@ use crate::address::{Chunk, VirtualAddress};
 use crate::arena::{BlockHandle, Placed, RegionSlot};
 use crate::directive::{AllocationDirective, Lane, MemoryType};
 use crate::fork::is_forked;
-use crate::pending::BlockRecord;
+use crate::pending::{BlockRecord, Link};
 use crate::shared::{InFlight, Shared, State};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::barrier;
@@ -32,13 +32,19 @@ struct RegionPlace {
 pub(crate) struct ParkingRules {
     /// How many reasons there are against it: requests under pressure, a limit, or that it is not wanted.
     suspensions: AtomicU32,
+    /// What may be unsettled: [`NOTE_PARKED`], [`NOTE_TAKEN`]. A hint: with more than one thread a note may be lost, and
+    /// a peak with it.
+    notes: AtomicU32,
     /// The most bytes of a rack.
     most_bytes: u64,
     regions: Box<[RegionPlace]>,
 }
 
+const NOTE_PARKED: u32 = 1;
+const NOTE_TAKEN: u32 = 2;
+
 /// A rack holds at most this part of the device's tensor memory, or two blocks.
-const PART_OF_A_RACK: u64 = 512;
+const PART_OF_A_RACK: u64 = 64;
 
 
 impl ParkingRules {
@@ -52,6 +58,7 @@ impl ParkingRules {
         let tensor_bytes: u64 = tensor_regions.map(RegionLayout::usable_bytes).sum();
         ParkingRules {
             suspensions: AtomicU32::new(u32::from(!wanted)),
+            notes: AtomicU32::new(0),
             most_bytes: tensor_bytes / PART_OF_A_RACK,
             regions: topology.regions().iter().map(place).collect(),
         }
@@ -72,6 +79,35 @@ impl ParkingRules {
     /// Ends what [`suspend`](Self::suspend) began.
     pub(crate) fn resume(&self) {
         self.suspensions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn note_parked(&self) {
+        self.note(NOTE_PARKED);
+    }
+
+    #[inline]
+    fn note_taken(&self) {
+        self.note(NOTE_TAKEN);
+    }
+
+    /// Written seldom, so that threads share the line for reading.
+    #[inline]
+    fn note(&self, note: u32) {
+        let notes = self.notes.load(Ordering::Relaxed);
+        if notes & note == 0 {
+            self.notes.store(notes | note, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether something of the kind may be unsettled; ends all notes if so.
+    #[inline]
+    fn take_note(&self, wanted: u32) -> bool {
+        let noted = self.notes.load(Ordering::Relaxed) & wanted != 0;
+        if noted {
+            self.notes.store(0, Ordering::Relaxed);
+        }
+        noted
     }
 
     /// The class of a block, if blocks like it are parked.
@@ -129,6 +165,7 @@ impl Shared {
             let slack_bytes = (class.size_bytes() - bytes) as u8;
             let (handle, record) = self.pending.renew(claimed, slack_bytes)?;
             magazine.tally.place(Amounts::block(class.size_bytes(), slack_bytes));
+            self.parking.note_taken();
             Some(Placed { handle, chunk: self.parking.chunk_of(&record) })
         });
         match taken {
@@ -137,21 +174,20 @@ impl Shared {
         }
     }
 
-    /// Parks a block instead of freeing it. `Some` if the free is done with that.
+    /// Parks a block instead of freeing it, if blocks like it are parked.
     #[inline]
-    pub(crate) fn park(&self, handle: BlockHandle) -> Option<Parking> {
+    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking {
         if self.parking.is_suspended() {
-            return None;
+            return Parking::Refused;
         }
-        let record = self.pending.record(handle.index)?;
-        let class = self.parking.class_of(&record)?;
-        match thread::with_own(self.id, |magazine| self.park_in(magazine, class, handle, &record)) {
-            Own::Used(parking) => Some(parking),
+        let Some(class) = self.parking.class_of(record) else { return Parking::Refused };
+        match thread::with_own(self.id, |magazine| self.park_in(magazine, class, link, handle, record)) {
+            Own::Used(parking) => parking,
             Own::Missing => {
                 self.give_this_thread_a_magazine();
-                None
+                Parking::Refused
             }
-            Own::Ending => None,
+            Own::Ending => Parking::Refused,
         }
     }
 
@@ -160,21 +196,33 @@ impl Shared {
         &self,
         magazine: &Magazine,
         class: Class,
+        link: &Link,
         handle: BlockHandle,
         record: &BlockRecord,
     ) -> Parking {
-        let Some(rack) = magazine.rack_for(class, self.parking.most_bytes) else { return Parking::Refused(magazine.evict(class)) };
-        if !self.pending.claim(handle) {
+        let rack = magazine.rack_of(class);
+        let mut displaced = None;
+        if !rack.holds(class) {
+            displaced = rack.adopt(class, self.parking.most_bytes);
+            if displaced.is_none() {
+                return Parking::Refused;
+            }
+        } else if rack.is_full() {
+            displaced = Some(rack.overflow());
+        }
+        if !link.claim(handle) {
+            // What was displaced has left its rack.
+            self.give_back(&displaced.unwrap_or_default());
             return Parking::Stale;
         }
-        let overflow = if rack.is_full() { rack.overflow() } else { Vec::new() };
         magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
+        self.parking.note_parked();
         rack.push(handle);
         barrier::light();
         if self.parking.is_suspended() {
-            return Parking::Parked(overflow.into_iter().chain(rack.pop()).collect());
+            displaced.get_or_insert_default().extend(rack.pop());
         }
-        Parking::Parked(overflow)
+        Parking::Parked(displaced.filter(|displaced| !displaced.is_empty()))
     }
 
     #[cold]
@@ -242,16 +290,25 @@ impl Shared {
         debug_assert!(released.is_ok(), "a parked block is occupied: {released:?}");
     }
 
-    /// Settles what went through this thread's magazine, so that a peak is seen before the arena's counters move.
+    /// Settles what went through this thread's magazine, so that a peak is seen before the arena's counters rise.
     #[inline]
     pub(crate) fn settle_own(&self, state: &mut State) {
-        if state.magazines.is_empty() {
-            return;
+        if self.parking.take_note(NOTE_PARKED | NOTE_TAKEN) {
+            self.settle_this_threads(state);
         }
+    }
+
+    /// As [`settle_own`](Self::settle_own), before they fall: if only frees are unsettled, there is no peak to be seen.
+    #[inline]
+    pub(crate) fn settle_placements(&self, state: &mut State) {
+        if self.parking.take_note(NOTE_TAKEN) {
+            self.settle_this_threads(state);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_this_threads(&self, state: &mut State) {
         thread::with_own(self.id, |magazine| {
-            if magazine.tally.is_settled() {
-                return;
-            }
             let (settlement, settled) = magazine.tally.settlement(magazine.tally.freed());
             // Else this thread has freed what another one placed and has not settled.
             if state.arena.covers_settlement(&settlement) {

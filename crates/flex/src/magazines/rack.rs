@@ -17,6 +17,8 @@ pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } els
 pub(crate) const SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 512 };
 /// The fewest that a rack is limited to.
 pub(crate) const FEWEST: u64 = 2;
+/// A rack refuses so many blocks of other classes before it gives way.
+pub(crate) const PATIENCE: u32 = 8;
 /// Blocks that are given back together when a rack is full, at most.
 pub(crate) const BATCH: u32 = 32;
 /// Blocks up to this size are small: 64 KiB.
@@ -63,6 +65,8 @@ pub(crate) struct Rack {
     limit: AtomicU32,
     /// Slots from here on are empty.
     top: AtomicU32,
+    /// How many blocks of other classes were refused since one of its own class was taken.
+    refusals: AtomicU32,
     /// Handles as numbers; 0 is empty.
     slots: OnceLock<Box<[AtomicU64]>>,
 }
@@ -73,6 +77,7 @@ impl Rack {
             class: AtomicU64::new(0),
             limit: AtomicU32::new(0),
             top: AtomicU32::new(0),
+            refusals: AtomicU32::new(0),
             slots: OnceLock::new(),
         }
     }
@@ -83,16 +88,27 @@ impl Rack {
         self.class.load(Ordering::Relaxed) == class.0
     }
 
-    /// Makes it one for blocks of a class, up to so many bytes, if it is empty. For the owner.
-    #[cold]
-    pub(crate) fn adopt(&self, class: Class, most_bytes: u64) -> bool {
-        let adopts = self.top.load(Ordering::Relaxed) == 0;
-        if adopts {
-            let limit = (most_bytes / class.size_bytes()).clamp(FEWEST, SLOTS as u64);
-            self.limit.store(limit as u32, Ordering::Relaxed);
-            self.class.store(class.0, Ordering::Relaxed);
+    /// Makes it one for blocks of another class, up to so many bytes, if it is empty or has been in the way for long
+    /// enough. Returns what was in it, to be given back. For the owner.
+    #[inline(never)]
+    pub(crate) fn adopt(&self, class: Class, most_bytes: u64) -> Option<Vec<BlockHandle>> {
+        let refusals = self.refusals.load(Ordering::Relaxed);
+        if self.top.load(Ordering::Relaxed) != 0 && refusals < PATIENCE {
+            self.refusals.store(refusals + 1, Ordering::Relaxed);
+            return None;
         }
-        adopts
+        let displaced = std::iter::from_fn(|| self.pop()).collect();
+        let limit = (most_bytes / class.size_bytes()).clamp(FEWEST, SLOTS as u64);
+        self.limit.store(limit as u32, Ordering::Relaxed);
+        self.class.store(class.0, Ordering::Relaxed);
+        self.refusals.store(0, Ordering::Relaxed);
+        Some(displaced)
+    }
+
+    /// A block of its own class was taken. For the owner.
+    #[inline]
+    pub(crate) fn was_useful(&self) {
+        self.refusals.store(0, Ordering::Relaxed);
     }
 
     /// Takes the newest block that nobody has taken. For the owner.

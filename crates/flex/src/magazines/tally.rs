@@ -106,14 +106,6 @@ impl Tally {
         self.freed.write(freed, Ordering::Release);
     }
 
-    /// Whether anything is to be settled. For the owner, who holds the mutex.
-    #[inline]
-    pub(crate) fn is_settled(&self) -> bool {
-        let (placed, freed) = (&self.placed.blocks, &self.freed.blocks);
-        placed.load(Ordering::Relaxed) == self.settled_placed.blocks.load(Ordering::Relaxed)
-            && freed.load(Ordering::Relaxed) == self.settled_freed.blocks.load(Ordering::Relaxed)
-    }
-
     /// What was freed, ever. Whoever settles more than one reads this of all before [`settlement`](Self::settlement).
     pub(crate) fn freed(&self) -> Amounts {
         self.freed.read(Ordering::Acquire)
@@ -167,18 +159,15 @@ mod tests {
     #[test]
     fn what_was_settled_is_not_settled_again_and_the_highest_balance_is_kept() {
         let tally = Tally::default();
-        assert!(tally.is_settled());
         tally.free(bytes(128));
         tally.place(bytes(256));
         tally.place(bytes(512));
         tally.free(bytes(512));
-        assert!(!tally.is_settled());
         let (settlement, settled) = tally.settlement(tally.freed());
         assert_eq!(settlement.placed, Amounts { size_bytes: 768, requested_bytes: 762, blocks: 2 });
         assert_eq!(settlement.freed, Amounts { size_bytes: 640, requested_bytes: 634, blocks: 2 });
         assert_eq!(settlement.highest, Amounts { size_bytes: 640, requested_bytes: 637, blocks: 1 });
         tally.settle(settled);
-        assert!(tally.is_settled());
         assert_eq!(tally.settlement(tally.freed()).0, Settlement::default());
         tally.free(bytes(128));
         let (settlement, _) = tally.settlement(tally.freed());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::rack::{Class, LARGEST_UNITS};
+use super::rack::{Class, LARGEST_UNITS, PATIENCE};
 use crate::pressure::{SharedCallback, Verdict};
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, Device,
@@ -257,7 +257,7 @@ fn an_allocator_may_end_before_its_threads() {
 
 /// An allocator whose racks hold 16 blocks of 256 bytes, and one more than that, to be dropped.
 fn one_too_many() -> (FlexAllocator, Vec<CompositeAddress>) {
-    let allocator = allocator(2 << 20);
+    let allocator = allocator(256 << 10);
     let blocks = (0..17).map(|_| owned(&allocator, 256)).collect();
     (allocator, blocks)
 }
@@ -309,19 +309,19 @@ fn sizes_that_are_in_each_others_way_take_turns() {
     let first = 2_u32;
     let second = (3..LARGEST_UNITS).find(|&units| class(units).rack() == class(first).rack()).unwrap();
     let bytes = |units: u32| u64::from(units) * ALIGNMENT_BYTES;
-    let olds: Vec<_> = (0..2).map(|_| owned(&allocator, bytes(first))).collect();
-    let news: Vec<_> = (0..3).map(|_| owned(&allocator, bytes(second))).collect();
-    drop(olds);
-    assert_eq!(occupied_blocks(&allocator), 5);
-    // Each sends one of the others home, the third is parked.
-    let left: Vec<usize> = news
+    let own = owned(&allocator, bytes(first));
+    let others: Vec<_> = (0..=PATIENCE + 1).map(|_| owned(&allocator, bytes(second))).collect();
+    drop(own);
+    let left: Vec<usize> = others
         .into_iter()
         .map(|block| {
             drop(block);
             occupied_blocks(&allocator)
         })
         .collect();
-    assert_eq!(left, [3, 1, 1]);
+    // One after the other goes to the arena, with the last but one the rack changes hands, and the last is parked too.
+    let expected: Vec<usize> = (0..PATIENCE as usize).map(|freed| 10 - freed).chain([2, 2]).collect();
+    assert_eq!(left, expected);
     assert_empty(&allocator);
 }
 

@@ -23,6 +23,10 @@ fn list(blocks: u32) -> Arc<PendingFrees> {
     Arc::new(pending)
 }
 
+fn push(pending: &PendingFrees, handle: BlockHandle) -> bool {
+    pending.push(pending.link(handle.index).unwrap(), handle)
+}
+
 fn drain_into(pending: &PendingFrees, seen: &mut HashSet<BlockHandle>) {
     let before = seen.len();
     pending.drain(|block| assert!(seen.insert(block.handle), "{block:?} came twice"));
@@ -37,7 +41,7 @@ fn pushes_against_a_bounded_drain_arrive_once() {
         let push = |first: u32, count: u32| {
             let pending = Arc::clone(&pending);
             thread::spawn(move || {
-                (first..first + count).for_each(|index| assert!(pending.push(handle(index))))
+                (first..first + count).for_each(|index| assert!(push(&pending, handle(index))))
             })
         };
         let pushers = [push(0, 2), push(2, 1)];
@@ -63,7 +67,7 @@ fn what_happened_to_a_block_before_its_free_is_seen_after_it() {
             let (pending, notes) = (Arc::clone(&pending), Arc::clone(&notes));
             thread::spawn(move || {
                 notes[index as usize].store(1, Ordering::Relaxed);
-                assert!(pending.push(handle(index)));
+                assert!(push(&pending, handle(index)));
             })
         };
         let frees = [free(0), free(1)];
@@ -82,7 +86,7 @@ fn a_double_push_is_refused() {
         let pending = list(1);
         let push = || {
             let pending = Arc::clone(&pending);
-            thread::spawn(move || pending.push(handle(0)))
+            thread::spawn(move || push(&pending, handle(0)))
         };
         let pushers = [push(), push()];
         let mut drained = 0;
@@ -102,7 +106,7 @@ fn a_block_is_claimed_or_pushed_but_not_both() {
         let pending = list(1);
         let pusher = {
             let pending = Arc::clone(&pending);
-            thread::spawn(move || pending.push(handle(0)))
+            thread::spawn(move || push(&pending, handle(0)))
         };
         let claimed = pending.claim(handle(0));
         let mut drained = 0;
@@ -119,10 +123,10 @@ fn a_block_is_claimed_or_pushed_but_not_both() {
 fn a_block_may_be_pushed_again_as_soon_as_it_is_released() {
     check(None, || {
         let pending = list(2);
-        assert!(pending.push(handle(0)));
+        assert!(push(&pending, handle(0)));
         let other = {
             let pending = Arc::clone(&pending);
-            thread::spawn(move || assert!(pending.push(handle(1))))
+            thread::spawn(move || assert!(push(&pending, handle(1))))
         };
         let again = BlockHandle { index: 0, generation: 9 };
         let mut seen = HashSet::new();
@@ -130,7 +134,7 @@ fn a_block_may_be_pushed_again_as_soon_as_it_is_released() {
             seen.insert(block);
             if block == handle(0) {
                 pending.prepare(again, &RECORD);
-                assert!(pending.push(again), "its link is free before the block is released");
+                assert!(push(&pending, again), "its link is free before the block is released");
             }
         });
         other.join().unwrap();
