@@ -51,11 +51,19 @@ impl Device for ModelDevice {
 
 pub(crate) const BLOCK: u64 = ALIGNMENT_BYTES;
 
-/// An allocator of so many blocks, in one region.
+/// An allocator of so many blocks, in one region. Magazines have models of their own; the others would have too many
+/// steps with them.
 pub(crate) fn allocator(blocks: u64) -> FlexAllocator {
+    allocator_with(blocks, false)
+}
+
+pub(crate) fn allocator_with_magazines(blocks: u64) -> FlexAllocator {
+    allocator_with(blocks, true)
+}
+
+fn allocator_with(blocks: u64, magazines: bool) -> FlexAllocator {
     let topology = Topology::uniform(blocks * BLOCK).unwrap();
-    // Magazines have models of their own; the others would have too many steps with them.
-    let options = AllocatorOptions { magazines: false, ..AllocatorOptions::default() };
+    let options = AllocatorOptions { magazines, ..AllocatorOptions::default() };
     FlexAllocator::new(Arc::new(ModelDevice::default()), &topology, options).unwrap()
 }
 

@@ -146,7 +146,9 @@ impl Rack {
     #[cold]
     pub(crate) fn overflow(&self) -> Vec<BlockHandle> {
         let batch = (self.limit.load(Ordering::Relaxed) / 2).min(BATCH);
-        (0..batch).map_while(|_| self.pop()).collect()
+        let mut blocks = Vec::with_capacity(batch as usize);
+        blocks.extend((0..batch).map_while(|_| self.pop()));
+        blocks
     }
 
     /// Hands every block to `receive`. For any thread.

@@ -108,7 +108,7 @@ fn a_block_is_claimed_or_pushed_but_not_both() {
             let pending = Arc::clone(&pending);
             thread::spawn(move || push(&pending, handle(0)))
         };
-        let claimed = pending.claim(handle(0));
+        let claimed = pending.link(0).unwrap().claim(handle(0));
         let mut drained = 0;
         pending.drain(|_| drained += 1);
         let pushed = pusher.join().unwrap();
@@ -131,8 +131,8 @@ fn a_block_may_be_pushed_again_as_soon_as_it_is_released() {
         let again = BlockHandle { index: 0, generation: 9 };
         let mut seen = HashSet::new();
         pending.drain(|block| {
-            seen.insert(block);
-            if block == handle(0) {
+            seen.insert(block.handle);
+            if block.handle == handle(0) {
                 pending.prepare(again, &RECORD);
                 assert!(push(&pending, again), "its link is free before the block is released");
             }
