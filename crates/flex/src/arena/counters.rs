@@ -15,10 +15,13 @@ use crate::statistics::{ProgramStatistics, Stat, Statistics};
 ///
 /// `current == peak - below_peak` and `freed == allocated + base - current`.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
 pub(crate) struct Meter {
     below_peak: u64,
-    allocated: u64,
+    /// Between the two that change, so that they are not loaded as one vector: what was stored in parts before would be
+    /// waited for.
     peak: u64,
+    allocated: u64,
     /// The value at the last reset of the sums.
     base: u64,
 }
