@@ -146,17 +146,23 @@ impl Arena {
 
     /// Brings `sole` up to date, after the limit or the phase of a region has changed.
     fn find_sole_regions(&mut self) {
-        self.sole = [NO_SLOT; Lane::COUNT];
+        self.sole = self.sole_regions();
+    }
+
+    /// What `sole` should be.
+    fn sole_regions(&self) -> [RegionSlot; Lane::COUNT] {
+        let mut sole = [NO_SLOT; Lane::COUNT];
         if self.limit_bytes.is_some() {
-            return;
+            return sole;
         }
-        for (slot, region) in (0..).map(RegionSlot).zip(&self.regions) {
+        for (slot, region) in self.slots().filter(|(_, region)| region.present_id().is_some()) {
             let lane = Lane::of(region.domain, region.memory_type);
-            if lane != Lane::NONE && region.present_id().is_some() {
-                let sole = &mut self.sole[lane.index()];
-                *sole = if *sole == NO_SLOT { slot } else { SEVERAL_SLOTS };
+            if lane != Lane::NONE {
+                let entry = &mut sole[lane.index()];
+                *entry = if *entry == NO_SLOT { slot } else { SEVERAL_SLOTS };
             }
         }
+        sole
     }
 
     /// Places all chunks of a request or none.
