@@ -111,7 +111,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The first block of a region is placed, in place of a gap that did not count. `in_use_bytes` are those of the region.
+    /// The first block of a region is placed, in place of a gap that did not count; the region has `in_use_bytes`.
     pub(crate) fn first_block(&mut self, gaps_beside: u32, in_use_bytes: u64) {
         self.gaps += i64::from(gaps_beside);
         self.in_use_bytes += in_use_bytes as i64;
