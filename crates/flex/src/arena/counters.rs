@@ -14,7 +14,8 @@ use crate::statistics::{ProgramStatistics, Stat, Statistics};
 /// A quantity that rises and falls: a [`Stat`] in the terms that change with the fewest writes, one for a rise and one
 /// for a fall.
 ///
-/// `current == risen - fallen` and `fallen == ceiling - peak`. Sums do not start again, resets remember where they were.
+/// `current == risen - fallen` and `fallen == ceiling - peak`. Sums do not start again: a reset remembers where they
+/// were.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Meter {
     /// The sum of all rises.
