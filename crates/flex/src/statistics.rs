@@ -1,7 +1,7 @@
 //! Counters of one device.
 //!
-//! The living counters are plain fields in the arena, under the allocator mutex; a [`Statistics`] is one
-//! consistent copy of them.
+//! The living counters are in the arena (`arena/counters.rs`), under the allocator mutex; a [`Statistics`] is made of
+//! them at one moment.
 
 /// A quantity that rises and falls.
 ///

@@ -139,13 +139,10 @@ impl Bins {
         }
         let bin = Bin(previous);
         self.heads[bin.list()] = next;
-        if next == NIL {
-            let columns = &mut self.columns[bin.row()];
-            *columns &= !(1 << bin.column());
-            if *columns == 0 {
-                self.rows &= !(1 << bin.row());
-            }
-        }
+        // Without a branch: whether it was the last one is as good as random.
+        let columns = &mut self.columns[bin.row()];
+        *columns &= !(u32::from(next == NIL) << bin.column());
+        self.rows &= !(u64::from(*columns == 0) << bin.row());
     }
 
     /// A free block of the zone of at least `size_units` (not 0), by good fit; `NIL` only if there is none beyond the

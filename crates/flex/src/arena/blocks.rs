@@ -257,7 +257,7 @@ impl Blocks {
         self.nodes.get_mut(index as usize).filter(|node| node.state.is_occupied())
     }
 
-    /// Makes sure that the next [`take`](Self::take) finds a spare node. Apart from it, so that the table stays where
+    /// Makes sure that the next [`take`](Table::take) finds a spare node. Apart from it, so that the table stays where
     /// it is between the two.
     #[inline]
     pub(crate) fn keep_spare(&mut self) {

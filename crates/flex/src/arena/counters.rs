@@ -14,75 +14,113 @@ use crate::directive::MemoryType;
 use crate::magazines::tally::{Amounts, Settlement};
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
 
-/// A quantity that rises and falls: a [`Stat`] in the terms that change with the fewest instructions.
+/// A quantity that rises and falls: a [`Stat`] in the terms that change with the fewest writes, one for a rise and one
+/// for a fall.
 ///
-/// `current == peak - below_peak` and `freed == allocated + base - current`.
+/// `current == risen - fallen` and `fallen == ceiling - peak`. Sums do not start again: a reset remembers where they
+/// were.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Meter {
-    below_peak: u64,
-    allocated: u64,
+    /// The sum of all rises.
+    risen: u64,
+    /// What `risen` is to pass for a new peak: every fall moves it.
+    ceiling: u64,
     peak: u64,
-    /// The value at the last reset of the sums.
-    base: u64,
+    /// The peak less the lowest value; only kept by [`Meter::decrease_noting_lowest`].
+    depth: u64,
+    /// `risen` and `fallen` at the last reset of the sums.
+    risen_before: u64,
+    fallen_before: u64,
 }
 
 impl Meter {
     #[inline(always)]
     fn increase(&mut self, amount: u64) {
-        self.allocated += amount;
-        let (below_peak, is_above) = self.below_peak.overflowing_sub(amount);
-        self.below_peak = below_peak;
-        if is_above {
-            self.peak = self.peak.wrapping_sub(below_peak);
-            self.below_peak = 0;
+        self.risen += amount;
+        self.note_peak();
+    }
+
+    #[inline(always)]
+    fn note_peak(&mut self) {
+        if self.risen > self.ceiling {
+            self.peak += self.risen - self.ceiling;
+            self.depth += self.risen - self.ceiling;
+            self.ceiling = self.risen;
         }
     }
 
     #[inline(always)]
     fn decrease(&mut self, amount: u64) {
-        self.below_peak += amount;
-        debug_assert!(self.below_peak <= self.peak, "below zero: {self:?}");
+        self.ceiling += amount;
+        debug_assert!(self.ceiling - self.risen <= self.peak, "below zero: {self:?}");
+    }
+
+    #[inline(always)]
+    fn decrease_noting_lowest(&mut self, amount: u64) {
+        self.decrease(amount);
+        let depth = self.ceiling - self.risen;
+        if depth > self.depth {
+            self.depth = depth;
+        }
     }
 
     /// So many (up to 2) become one. Without a branch but for a new peak: which it is, is as good as random.
     #[inline(always)]
     fn merge(&mut self, count: u32) {
-        self.allocated += u64::from(count == 0);
-        self.below_peak = self.below_peak.wrapping_add(u64::from(count)).wrapping_sub(1);
-        if self.below_peak == u64::MAX {
-            (self.peak, self.below_peak) = (self.peak + 1, 0);
-        }
+        self.risen += u64::from(count == 0);
+        self.ceiling += u64::from(count / 2);
+        self.note_peak();
     }
 
     /// Follows increases and decreases that were counted elsewhere. In between the value was higher by up to `highest`
     /// than before.
     fn catch_up(&mut self, increases: u64, decreases: u64, highest: u64) {
-        let before = self.current();
-        let now = before + increases - decreases;
-        self.peak = self.peak.max(before + highest).max(now);
-        self.below_peak = self.peak - now;
-        self.allocated += increases;
+        let above = (self.current() + highest).saturating_sub(self.peak);
+        self.peak += above;
+        self.depth += above;
+        self.ceiling += above + decreases;
+        self.risen += increases;
+        self.note_peak();
+        self.depth = self.depth.max(self.ceiling - self.risen);
     }
 
     /// The value now.
     #[inline]
     pub(crate) fn current(&self) -> u64 {
-        self.peak - self.below_peak
+        self.peak - (self.ceiling - self.risen)
+    }
+
+    /// The lowest value since [`Meter::forget_lowest`].
+    fn lowest(&self) -> u64 {
+        self.peak - self.depth
+    }
+
+    fn forget_lowest(&mut self) {
+        self.depth = self.ceiling - self.risen;
+    }
+
+    /// The sum of all falls.
+    fn fallen(&self) -> u64 {
+        self.ceiling - self.peak
     }
 
     /// As observers see it.
     pub(crate) fn stat(&self) -> Stat {
-        let Meter { peak, allocated, base, .. } = *self;
-        let current = self.current();
-        Stat { current, peak, allocated, freed: allocated + base - current }
+        Stat {
+            current: self.current(),
+            peak: self.peak,
+            allocated: self.risen - self.risen_before,
+            freed: self.fallen() - self.fallen_before,
+        }
     }
 
     fn reset_peak(&mut self) {
-        (self.peak, self.below_peak) = (self.current(), 0);
+        self.depth -= self.ceiling - self.risen;
+        (self.peak, self.ceiling) = (self.current(), self.risen);
     }
 
     fn reset_accumulated(&mut self) {
-        (self.allocated, self.base) = (0, self.current());
+        (self.risen_before, self.fallen_before) = (self.risen, self.fallen());
     }
 }
 
@@ -97,19 +135,9 @@ struct InactiveSplit {
     in_use_bytes: u64,
     /// The peak before the regions in use changed last.
     peak: u64,
-    /// By how much the bytes allocated are above the least since then.
-    above_lowest: u64,
     offset: u64,
     /// The value at the last reset of the sums.
     base: u64,
-}
-
-impl InactiveSplit {
-    /// The peak, now that so many bytes are allocated.
-    fn peak(&self, allocated_bytes: u64) -> u64 {
-        let lowest_bytes = allocated_bytes.saturating_sub(self.above_lowest);
-        self.peak.max(self.in_use_bytes.saturating_sub(lowest_bytes))
-    }
 }
 
 /// What a request does to gaps and to the regions in use, beyond the usual: for those of more than one chunk, and
@@ -121,7 +149,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The first block of a region is placed, in place of a gap that did not count. `in_use_bytes` are those of the region.
+    /// The first block of a region is placed, in place of a gap that did not count; the region has `in_use_bytes`.
     pub(crate) fn first_block(&mut self, gaps_beside: u32, in_use_bytes: u64) {
         self.gaps += i64::from(gaps_beside);
         self.in_use_bytes += in_use_bytes as i64;
@@ -152,7 +180,7 @@ impl TypeCounters {
         let allocated = self.allocated_bytes.stat();
         let InactiveSplit { in_use_bytes, offset, base, .. } = self.split;
         let current = in_use_bytes.saturating_sub(allocated.current);
-        let peak = self.split.peak(allocated.current);
+        let peak = self.split.peak.max(in_use_bytes.saturating_sub(self.allocated_bytes.lowest()));
         let allocated = allocated.freed.wrapping_add(offset);
         Stat { current, peak, allocated, freed: allocated.wrapping_add(base).wrapping_sub(current) }
     }
@@ -164,7 +192,8 @@ impl TypeCounters {
         let allocated = self.allocated_bytes.stat();
         let split = &mut self.split;
         split.in_use_bytes = split.in_use_bytes.wrapping_add_signed(step.in_use_bytes);
-        (split.peak, split.above_lowest) = (split_before.peak, 0);
+        split.peak = split_before.peak;
+        self.allocated_bytes.forget_lowest();
         let current = split.in_use_bytes.saturating_sub(allocated.current);
         let rise = current.saturating_sub(split_before.current);
         // The view sees as a rise what was freed.
@@ -185,7 +214,7 @@ impl TypeCounters {
 
     #[inline]
     fn decrease(&mut self, released: Released) {
-        self.allocated_bytes.decrease(released.size_bytes);
+        self.allocated_bytes.decrease_noting_lowest(released.size_bytes);
         self.requested_bytes.decrease(released.requested_bytes);
         self.allocation.decrease(1);
     }
@@ -203,7 +232,7 @@ impl TypeCounters {
 
     fn reset_peak(&mut self) {
         self.split.peak = self.inactive_split_bytes().current;
-        self.split.above_lowest = 0;
+        self.allocated_bytes.forget_lowest();
         self.meters_mut().into_iter().for_each(Meter::reset_peak);
     }
 
@@ -280,7 +309,6 @@ impl Counters {
     ) {
         let counters = self.of_mut(memory_type);
         counters.increase(size_bytes, requested_bytes, 1);
-        counters.split.above_lowest += size_bytes;
         match gaps_beside {
             1 => {}
             0 => counters.inactive_split.decrease(1),
@@ -293,11 +321,6 @@ impl Counters {
     pub(crate) fn released(&mut self, released: Released, gaps_beside: u32) {
         let counters = self.of_mut(released.memory_type);
         counters.decrease(released);
-        let (above_lowest, is_below) = counters.split.above_lowest.overflowing_sub(released.size_bytes);
-        counters.split.above_lowest = above_lowest;
-        if is_below {
-            counters.split.above_lowest = 0;
-        }
         counters.inactive_split.merge(gaps_beside);
     }
 
@@ -338,8 +361,6 @@ impl Counters {
             highest.requested_bytes,
         );
         tensor.allocation.catch_up(placed.blocks, freed.blocks, highest.blocks);
-        let split = &mut tensor.split;
-        split.above_lowest = (split.above_lowest + placed.size_bytes).saturating_sub(freed.size_bytes);
     }
 
     /// A region is acquired.

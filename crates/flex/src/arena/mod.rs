@@ -106,18 +106,16 @@ impl Arena {
     #[inline]
     pub(crate) fn place_at_once(&mut self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
         let size_units = units_of(bytes)?;
-        let (memory_type, size_bytes) = (directive.memory_type(), bytes_of(size_units));
+        let memory_type = directive.memory_type();
         let mut slot = self.sole[directive.lane().index()];
         if usize::from(slot.0) >= self.regions.len() {
             slot = self.best_region(size_units, directive)?;
         }
         let region = &mut self.regions[usize::from(slot.0)];
-        if region.free_units < size_units {
-            return None;
-        }
         if region.is_wholly_free() {
-            return self.place_first(slot, size_units, bytes, memory_type);
+            return self.place_first(slot, bytes, memory_type);
         }
+        let size_bytes = bytes_of(size_units);
         let carved = region.carve(&mut self.blocks, size_units, (size_bytes - bytes) as u8)?;
         self.counters.placed_one(memory_type, size_bytes, bytes, carved.gaps_beside);
         region.placed(&carved, size_units)
@@ -126,13 +124,8 @@ impl Arena {
     /// As [`place_at_once`](Self::place_at_once), in a region that is wholly free.
     #[cold]
     #[inline(never)]
-    fn place_first(
-        &mut self,
-        slot: RegionSlot,
-        size_units: u32,
-        bytes: u64,
-        memory_type: MemoryType,
-    ) -> Option<Placed> {
+    fn place_first(&mut self, slot: RegionSlot, bytes: u64, memory_type: MemoryType) -> Option<Placed> {
+        let size_units = units_of(bytes)?;
         let mut step = Step::default();
         let size_bytes = bytes_of(size_units);
         let slack_bytes = (size_bytes - bytes) as u8;
@@ -141,7 +134,7 @@ impl Arena {
         Some(placed)
     }
 
-    /// The region that a request of one chunk without a limit tries first, if there is one that is large enough.
+    /// The region that a request of one chunk tries first if there is no limit, if there is one that is large enough.
     #[inline(never)]
     fn best_region(&self, size_units: u32, directive: &AllocationDirective) -> Option<RegionSlot> {
         let (domains, memory_type) = (directive.domains(), directive.memory_type());
@@ -155,17 +148,23 @@ impl Arena {
 
     /// Brings `sole` up to date, after the limit or the phase of a region has changed.
     fn find_sole_regions(&mut self) {
-        self.sole = [NO_SLOT; Lane::COUNT];
+        self.sole = self.sole_regions();
+    }
+
+    /// What `sole` should be.
+    fn sole_regions(&self) -> [RegionSlot; Lane::COUNT] {
+        let mut sole = [NO_SLOT; Lane::COUNT];
         if self.limit_bytes.is_some() {
-            return;
+            return sole;
         }
-        for (slot, region) in (0..).map(RegionSlot).zip(&self.regions) {
+        for (slot, region) in self.slots().filter(|(_, region)| region.present_id().is_some()) {
             let lane = Lane::of(region.domain, region.memory_type);
-            if lane != Lane::NONE && region.present_id().is_some() {
-                let sole = &mut self.sole[lane.index()];
-                *sole = if *sole == NO_SLOT { slot } else { SEVERAL_SLOTS };
+            if lane != Lane::NONE {
+                let entry = &mut sole[lane.index()];
+                *entry = if *entry == NO_SLOT { slot } else { SEVERAL_SLOTS };
             }
         }
+        sole
     }
 
     /// Places all chunks of a request or none.

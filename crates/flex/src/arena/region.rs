@@ -176,11 +176,12 @@ impl Region {
         blocks.keep_spare();
         let mut table = blocks.table();
         let zone = self.zones.zone_of(size_units);
-        let free = self.bins.find(table.nodes(), size_units, zone);
-        let wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
-        let carved = match free {
-            NIL => self.carve_after_all(blocks, zone, wanted)?,
-            _ => self.cut(&mut table, free, zone, wanted),
+        let carved = match self.bins.find(table.nodes(), size_units, zone) {
+            NIL => self.carve_after_all(blocks, size_units, slack_bytes)?,
+            free => {
+                let wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
+                self.cut(&mut table, free, zone, wanted)
+            }
         };
         self.free_units -= size_units;
         Some(carved)
@@ -245,7 +246,12 @@ impl Region {
     /// What a request finds that no bin above its own serves.
     #[cold]
     #[inline(never)]
-    fn carve_after_all(&mut self, blocks: &mut Blocks, zone: Zone, mut wanted: Cut) -> Option<Carved> {
+    fn carve_after_all(&mut self, blocks: &mut Blocks, size_units: u32, slack_bytes: u8) -> Option<Carved> {
+        if self.free_units < size_units {
+            return None;
+        }
+        let zone = self.zones.zone_of(size_units);
+        let mut wanted = Cut { size_units, slack_bytes, end: self.zones.end_of(size_units) };
         if let Some(free) = self.bins.search(blocks, wanted.size_units, zone) {
             return Some(self.cut_for(blocks, free, zone, wanted));
         }

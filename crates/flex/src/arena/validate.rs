@@ -56,6 +56,7 @@ impl Arena {
             }
             self.validate_counters(memory_type, &sum)?;
         }
+        check_eq!(self.sole, self.sole_regions(), "only regions by lane");
         let lost = uses.iter().position(|&used| !used);
         check_eq!(lost, None, "node neither spare nor in a region");
         Ok(())
