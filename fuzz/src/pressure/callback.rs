@@ -60,15 +60,10 @@ impl Callback {
     /// Checks that this call is due, and takes what it is to do.
     fn begin(&self, world: &World, request: &PressureRequest) -> Option<Call> {
         let mut state = world.state();
-        let event = state.event.as_mut().expect("a request outside any callback");
+        let event = state.count_call();
         assert_eq!(event.callback, Some(self.number), "the callback that the event began with");
-        event.attempts += 1;
         assert_eq!(request.attempt(), event.attempts);
-        let call = event.calls.pop_front();
-        if event.attempts == 1 {
-            state.count_retry();
-        }
-        call
+        event.calls.pop_front()
     }
 
     fn act(

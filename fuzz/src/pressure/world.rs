@@ -46,6 +46,7 @@ pub(super) struct State {
 
 /// The request under pressure whose callback is called.
 pub(super) struct Event {
+    ask: Ask,
     /// Which callback serves it to its end.
     pub(super) callback: Option<u64>,
     pub(super) calls: VecDeque<Call>,
@@ -180,7 +181,9 @@ impl World {
         let outcome = {
             let mut state = self.state();
             let callback = state.registered_callback;
-            state.event = Some(Event { callback, calls, insists, attempts: 0, may_hold: false });
+            let request = ask.clone();
+            state.event =
+                Some(Event { ask: request, callback, calls, insists, attempts: 0, may_hold: false });
             state.model.outcome(&ask, &[])
         };
         let directive = ask.directive().unwrap();
@@ -297,9 +300,15 @@ impl State {
         }
     }
 
-    /// The callback has been called for the first time: the allocator has counted a retry.
-    pub(super) fn count_retry(&mut self) {
-        self.retries += 1;
+    /// Counts a call of the callback for the request under pressure. It holds nothing, so there is no room for it.
+    pub(super) fn count_call(&mut self) -> &mut Event {
+        let event = self.event.as_ref().expect("a request outside any callback");
+        self.assert_no_room(&event.ask);
+        let event = self.event.as_mut().expect("the same");
+        event.attempts += 1;
+        // The allocator has counted a retry before the first call.
+        self.retries += u64::from(event.attempts == 1);
+        event
     }
 
     /// Whether what the allocator says about free memory must be what the model says.
