@@ -5,8 +5,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-freethreaded check models tsan repeat soak mutants bench bench-check bench-baseline
-.PHONY: header lock clean
+.PHONY: help setup demo test test-freethreaded check models tsan fuzz repeat soak mutants bench bench-check
+.PHONY: bench-baseline header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -36,6 +36,9 @@ models: ## Check the core with loom and shuttle: small models exhaustively, the 
 
 tsan: ## Run the core's tests under ThreadSanitizer
 	@scripts/tsan.sh
+
+fuzz: ## Fuzz the core beside a naive model (SECONDS=60 of each target, or TARGET=arena)
+	@FUZZ_SEED="$(SEED)" scripts/fuzz.sh "$(or $(SECONDS),60)" $(TARGET)
 
 repeat: setup ## Run the pressure scenarios again and again (COUNT=100), up to the first failure
 	@scripts/repeat.sh $(or $(COUNT),100)

@@ -12,11 +12,17 @@ python_code=(python tests examples benches scripts)
 
 say "Rust: format"
 cargo fmt --all -- --check
+cargo fmt --manifest-path fuzz/Cargo.toml -- --check
 say "Rust: clippy"
 cargo clippy --workspace --all-targets -- -D warnings
 say "Rust: the benchmarks' own tests, and what flex shows them"
 cargo test --quiet --package flex-benches
 cargo test --quiet --package flex --features bench --lib bench
+say "Rust: what the fuzz targets do, on the committed corpus (make fuzz lets libFuzzer go on from there)"
+# Without libFuzzer, so without its C++ code: that leaves out the two lines that bind a target to it.
+fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz --locked --no-default-features)
+cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
+cargo test --quiet "${fuzz[@]}"
 say "Rust: documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 

@@ -131,8 +131,7 @@ impl PendingFrees {
     /// Queues a live block. `false` if it was freed or queued before.
     pub(crate) fn push(&self, link: &Link, handle: BlockHandle) -> bool {
         let (live, word) = (u64::from(handle.generation), queued(handle, 0, QUEUED));
-        if live == 0
-            || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        if live == 0 || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }

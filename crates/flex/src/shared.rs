@@ -56,7 +56,7 @@ pub(crate) struct State {
     pub(crate) waiters: Waiters,
     pub(crate) callback: Option<SharedCallback>,
     /// Those of all threads, and of ended ones until somebody has looked.
-    pub(crate) magazines: Vec<Arc<Magazine>>,
+    pub(crate) magazines: Vec<crate::sync::Arc<Magazine>>,
 }
 
 impl Shared {

@@ -4,7 +4,8 @@
 //! code that runs. `--cfg loom` and `--cfg shuttle` change the crate's own unit tests only; everywhere else this
 //! module is nothing but other names for std.
 //!
-//! From std in any case: `Arc` and `OnceLock` (std answers for them; loom's `Arc` cannot hold a trait object), the
+//! From std in any case: `OnceLock` and nearly every `Arc` (std answers for them; loom's `Arc` cannot hold a trait object
+//! and has no `Weak`), the
 //! fork flag (set once, by a signal handler), and counters that nothing is decided by.
 
 #[cfg(all(test, any(loom, shuttle)))]
@@ -12,18 +13,18 @@ pub(crate) mod model;
 
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use model::{
-    Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use self::real::{
-    Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 mod real {
     pub(crate) use std::panic::catch_unwind;
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+    pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
     pub(crate) use std::{thread, thread_local};
 
     /// Reads a value that others change by read-modify-writes that acquire and release. If it is 0, the read is one of

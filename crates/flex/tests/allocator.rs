@@ -2,6 +2,8 @@
 //! hardware's own case.
 
 mod common;
+#[path = "common/driver.rs"]
+mod driver;
 #[path = "common/support.rs"]
 mod support;
 

@@ -87,14 +87,14 @@ pub(crate) struct Bins {
     rows: u64,
     /// Bit `c` of entry `r`: the list at row `r`, column `c` has a block.
     columns: [u32; ROWS],
-    /// Heads of the lists.
-    heads: [u32; LISTS],
+    /// Heads of the lists. Apart, so that a region is small enough for the stacks of the model checkers.
+    heads: Box<[u32; LISTS]>,
 }
 
 impl Bins {
     /// No blocks.
     pub(crate) fn new() -> Bins {
-        Bins { rows: 0, columns: [0; ROWS], heads: [NIL; LISTS] }
+        Bins { rows: 0, columns: [0; ROWS], heads: Box::new([NIL; LISTS]) }
     }
 
     /// Marks a block free and adds it to the bins of its zone.

@@ -6,11 +6,11 @@
 //!
 //! Protected by the allocator mutex.
 
-use super::{Arena, bytes_of};
-use crate::error::FlexError;
-use super::request::{Figures, Released};
 use super::BlockHandle;
+use super::request::{Figures, Released};
+use super::{Arena, bytes_of};
 use crate::directive::MemoryType;
+use crate::error::FlexError;
 use crate::magazines::tally::{Amounts, Settlement};
 use crate::statistics::{ProgramStatistics, Stat, Statistics};
 

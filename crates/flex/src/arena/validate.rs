@@ -177,7 +177,11 @@ impl Arena {
         let beside = |sum: u64, parked: i64| sum.wrapping_sub(parked as u64);
         let requested_bytes = sum.occupied_bytes - sum.slack_bytes;
         let pairs = [
-            ("allocated bytes", counters.allocated_bytes.stat(), beside(sum.occupied_bytes, parked.size_bytes)),
+            (
+                "allocated bytes",
+                counters.allocated_bytes.stat(),
+                beside(sum.occupied_bytes, parked.size_bytes),
+            ),
             (
                 "requested bytes",
                 counters.requested_bytes.stat(),

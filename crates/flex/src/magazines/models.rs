@@ -2,9 +2,24 @@
 
 use crate::arena::BlockHandle;
 use crate::model_world::{BLOCK, allocate, allocator_with_magazines};
-use crate::sync::model::check;
-use crate::sync::thread;
+use crate::sync::{model, thread};
 use crate::{AllocationDirective, FlexAllocator};
+
+/// Checks a model whose threads end as threads do.
+fn check(preemptions: Option<usize>, body: impl Fn() + Send + Sync + 'static) {
+    model::check(preemptions, move || {
+        body();
+        super::thread::end();
+    });
+}
+
+fn spawn<R: 'static>(body: impl FnOnce() -> R + 'static) -> thread::JoinHandle<R> {
+    thread::spawn(move || {
+        let result = body();
+        super::thread::end();
+        result
+    })
+}
 
 fn block(allocator: &FlexAllocator) -> BlockHandle {
     allocator.allocate_block(BLOCK, &AllocationDirective::default()).unwrap().0
@@ -30,15 +45,15 @@ fn assert_all_free(allocator: &FlexAllocator) {
     assert_eq!(statistics.free_bytes, statistics.capacity_bytes);
 }
 
-/// Two threads: one parks a block, the other suspends parking and takes back. Every interleaving.
+/// Two threads: one parks a block, the other suspends parking and takes back. At most three preemptions.
 #[test]
 fn no_block_stays_parked_while_parking_is_suspended() {
-    check(None, || {
+    check(Some(3), || {
         let allocator = warm(1);
         let handle = block(&allocator);
         let taker = {
             let allocator = allocator.clone();
-            thread::spawn(move || {
+            spawn(move || {
                 allocator.shared().parking.suspend();
                 take_back(&allocator);
             })
@@ -50,16 +65,16 @@ fn no_block_stays_parked_while_parking_is_suspended() {
     });
 }
 
-/// Two threads: one takes its parked block and frees it again, the other takes back. At most four preemptions.
+/// Two threads: one takes its parked block and frees it again, the other takes back. At most two preemptions.
 #[test]
 fn a_parked_block_goes_to_one_thread() {
-    check(Some(4), || {
+    check(Some(2), || {
         let allocator = warm(2);
         let parked = block(&allocator);
         allocator.free_block(parked).unwrap();
         let taker = {
             let allocator = allocator.clone();
-            thread::spawn(move || {
+            spawn(move || {
                 take_back(&allocator);
                 allocate(&allocator).unwrap()
             })
@@ -73,20 +88,20 @@ fn a_parked_block_goes_to_one_thread() {
     });
 }
 
-/// Three threads: one parks a block, another frees it with the same handle, a third takes back. At most three
+/// Three threads: one parks a block, another frees it with the same handle, a third takes back. At most two
 /// preemptions.
 #[test]
 fn a_block_is_parked_or_freed_once() {
-    check(Some(3), || {
+    check(Some(2), || {
         let allocator = warm(1);
         let handle = block(&allocator);
         let rival = {
             let allocator = allocator.clone();
-            thread::spawn(move || allocator.free_block(handle).is_ok())
+            spawn(move || allocator.free_block(handle).is_ok())
         };
         let taker = {
             let allocator = allocator.clone();
-            thread::spawn(move || take_back(&allocator))
+            spawn(move || take_back(&allocator))
         };
         let own = allocator.free_block(handle).is_ok();
         assert_ne!(own, rival.join().unwrap());
@@ -103,7 +118,7 @@ fn what_a_full_rack_gives_back_arrives() {
         let handles = [block(&allocator), block(&allocator), block(&allocator)];
         let looker = {
             let allocator = allocator.clone();
-            thread::spawn(move || allocator.while_locked(|| ()).unwrap())
+            spawn(move || allocator.while_locked(|| ()).unwrap())
         };
         handles.into_iter().for_each(|handle| allocator.free_block(handle).unwrap());
         looker.join().unwrap();
@@ -119,7 +134,7 @@ fn a_thread_that_ends_leaves_no_block() {
         let allocator = allocator_with_magazines(1);
         let ending = {
             let allocator = allocator.clone();
-            thread::spawn(move || {
+            spawn(move || {
                 allocator.free_block(block(&allocator)).unwrap();
                 allocator.free_block(block(&allocator)).unwrap();
             })

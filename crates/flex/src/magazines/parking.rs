@@ -3,7 +3,7 @@
 //! Lock: none to park and to take; the allocator mutex to take back, where it can be had at once: frees never wait for
 //! it. Under the mutex the arena calls a parked block occupied, and its counters know those that were settled.
 
-use std::sync::Arc;
+use std::sync::Weak;
 
 use super::rack::Class;
 use super::tally::{Amounts, Settlement};
@@ -15,6 +15,7 @@ use crate::directive::{AllocationDirective, Lane, MemoryType};
 use crate::fork::is_forked;
 use crate::pending::{BlockRecord, Link};
 use crate::shared::{InFlight, Shared, State};
+use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::barrier;
 use crate::topology::{RegionLayout, Topology};
@@ -46,7 +47,6 @@ const NOTE_TAKEN: u32 = 2;
 /// A rack holds at most this part of the device's tensor memory, or two blocks.
 const PART_OF_A_RACK: u64 = 64;
 
-
 impl ParkingRules {
     pub(crate) fn new(topology: &Topology, wanted: bool) -> ParkingRules {
         let place = |layout: &RegionLayout| RegionPlace {
@@ -54,7 +54,8 @@ impl ParkingRules {
             lane: Lane::of(layout.domain, layout.memory_type),
             region_id: AtomicU64::new(0),
         };
-        let tensor_regions = topology.regions().iter().filter(|layout| layout.memory_type == MemoryType::Tensor);
+        let tensor_regions =
+            topology.regions().iter().filter(|layout| layout.memory_type == MemoryType::Tensor);
         let tensor_bytes: u64 = tensor_regions.map(RegionLayout::usable_bytes).sum();
         ParkingRules {
             suspensions: AtomicU32::new(u32::from(!wanted)),
@@ -232,9 +233,7 @@ impl Shared {
         let Ok(state) = guard.state() else { return };
         state.magazines.push(Arc::clone(&magazine));
         drop(guard);
-        if let Some(shared) = self.this.upgrade()
-            && !thread::adopt(&shared, &magazine)
-        {
+        if !thread::adopt(Weak::clone(&self.this), self.id, &magazine) {
             magazine.orphan();
         }
     }

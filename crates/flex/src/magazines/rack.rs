@@ -73,12 +73,14 @@ pub(crate) struct Rack {
 
 impl Rack {
     pub(crate) fn new() -> Rack {
+        // loom does not see what a `OnceLock` orders.
+        let slots = if cfg!(all(test, loom)) { empty_slots().into() } else { OnceLock::new() };
         Rack {
             class: AtomicU64::new(0),
             limit: AtomicU32::new(0),
             top: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
-            slots: OnceLock::new(),
+            slots,
         }
     }
 
@@ -136,7 +138,7 @@ impl Rack {
     #[inline]
     pub(crate) fn push(&self, handle: BlockHandle) {
         let top = self.top.load(Ordering::Relaxed);
-        let slots = self.slots.get_or_init(|| (0..SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let slots = self.slots.get_or_init(empty_slots);
         // Release: whoever takes the block sees what its owner has noted of it.
         slots[top as usize].store(handle.to_raw(), Ordering::Release);
         self.top.store(top + 1, Ordering::Relaxed);
@@ -161,6 +163,10 @@ impl Rack {
             }
         }
     }
+}
+
+fn empty_slots() -> Box<[AtomicU64]> {
+    (0..SLOTS).map(|_| AtomicU64::new(0)).collect()
 }
 
 #[inline]

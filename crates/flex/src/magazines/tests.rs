@@ -213,11 +213,12 @@ fn a_thread_that_ends_does_not_wait_for_the_mutex() {
         let _ = wait.recv();
     });
     receive.recv().unwrap();
-    allocator.while_locked(|| {
-        drop(go_on);
-        other.join().unwrap();
-    })
-    .unwrap();
+    allocator
+        .while_locked(|| {
+            drop(go_on);
+            other.join().unwrap();
+        })
+        .unwrap();
     assert_eq!(occupied_blocks(&allocator), 0, "the unlock drained them");
     assert_empty(&allocator);
 }

@@ -4,11 +4,12 @@
 //! thread-locals, goes to the allocator directly. No lock; nothing here waits.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use super::Magazine;
 use crate::fork::is_forked;
 use crate::shared::Shared;
+use crate::sync::Arc;
 
 /// A magazine and the allocator it belongs to.
 struct OwnMagazine {
@@ -19,17 +20,24 @@ struct OwnMagazine {
 
 impl Drop for OwnMagazine {
     fn drop(&mut self) {
-        self.magazine.orphan();
         if !is_forked()
             && let Some(allocator) = self.allocator.upgrade()
         {
             allocator.give_back_all(&self.magazine);
         }
+        self.magazine.orphan(); // The last touch: whoever sees it may forget the magazine.
     }
 }
 
 crate::sync::thread_local! {
     static OWN: RefCell<Vec<OwnMagazine>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the end of a thread does. The model checkers destroy thread-locals when they can no longer be used.
+#[cfg(all(test, loom))]
+pub(crate) fn end() {
+    let own = OWN.with(|own| std::mem::take(&mut *own.borrow_mut()));
+    drop(own);
 }
 
 /// What came of looking for this thread's magazine.
@@ -56,12 +64,8 @@ pub(crate) fn with_own<R>(allocator_id: u64, act: impl FnOnce(&Magazine) -> R) -
 }
 
 /// Makes a magazine of an allocator this thread's own; `false` if the thread is ending. The thread must have none.
-pub(crate) fn adopt(allocator: &Arc<Shared>, magazine: &Arc<Magazine>) -> bool {
-    let fresh = OwnMagazine {
-        allocator_id: allocator.id,
-        allocator: Arc::downgrade(allocator),
-        magazine: Arc::clone(magazine),
-    };
+pub(crate) fn adopt(allocator: Weak<Shared>, allocator_id: u64, magazine: &Arc<Magazine>) -> bool {
+    let fresh = OwnMagazine { allocator_id, allocator, magazine: Arc::clone(magazine) };
     let adopted = OWN.try_with(|own| {
         let Ok(mut own) = own.try_borrow_mut() else { return false };
         // Magazines of allocators that are gone hold nothing of value.

@@ -30,6 +30,9 @@ macro_rules! checked_thread_local {
 }
 pub(crate) use checked_thread_local as thread_local;
 
+/// For what the last of several threads drops, where the models must see that the others are done with it.
+pub(crate) use checker::sync::Arc;
+
 pub(crate) mod atomic {
     pub(crate) use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 }

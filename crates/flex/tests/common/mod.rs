@@ -7,3 +7,4 @@
 
 pub mod model;
 pub mod op;
+pub mod strategies;

@@ -189,9 +189,9 @@ impl Model {
             self.place_chunk(ask, position, chunk, *requested_bytes)?;
         }
         let counters = self.counters(ask.memory_type);
-        counters.allocated.increase(ask.total_bytes());
-        counters.requested.increase(ask.requested_bytes);
-        counters.allocation.increase(ask.chunk_count());
+        rise(&mut counters.allocated, ask.total_bytes());
+        rise(&mut counters.requested, ask.requested_bytes);
+        rise(&mut counters.allocation, ask.chunk_count());
         self.follow_split();
         Ok(())
     }
@@ -255,9 +255,9 @@ impl Model {
         let span = live.swap_remove(found.ok_or_else(|| format!("{chunk:?} is not live"))?);
         let memory_type = self.regions[slot].memory_type;
         let counters = self.counters(memory_type);
-        counters.allocated.decrease(span.size_bytes);
-        counters.requested.decrease(span.requested_bytes);
-        counters.allocation.decrease(1);
+        fall(&mut counters.allocated, span.size_bytes);
+        fall(&mut counters.requested, span.requested_bytes);
+        fall(&mut counters.allocation, 1);
         self.follow_split();
         Ok(())
     }
@@ -267,8 +267,8 @@ impl Model {
         self.regions[slot].id = Some(region_id);
         let (memory_type, usable_bytes) = (self.regions[slot].memory_type, self.regions[slot].usable_bytes);
         let counters = self.counters(memory_type);
-        counters.reserved.increase(usable_bytes);
-        counters.segment.increase(1);
+        rise(&mut counters.reserved, usable_bytes);
+        rise(&mut counters.segment, 1);
     }
 
     /// The slots of the regions that are acquired and wholly free.
@@ -282,8 +282,8 @@ impl Model {
         self.regions[slot].id = None;
         let (memory_type, usable_bytes) = (self.regions[slot].memory_type, self.regions[slot].usable_bytes);
         let counters = self.counters(memory_type);
-        counters.reserved.decrease(usable_bytes);
-        counters.segment.decrease(1);
+        fall(&mut counters.reserved, usable_bytes);
+        fall(&mut counters.segment, 1);
     }
 
     pub fn set_limit_bytes(&mut self, limit_bytes: Option<u64>) {
@@ -295,11 +295,12 @@ impl Model {
     }
 
     pub fn reset_peak(&mut self) {
-        self.tensor.all().into_iter().chain(self.program.all()).for_each(Stat::reset_peak);
+        self.tensor.all().into_iter().chain(self.program.all()).for_each(|stat| stat.peak = stat.current);
     }
 
     pub fn reset_accumulated(&mut self) {
-        self.tensor.all().into_iter().chain(self.program.all()).for_each(Stat::reset_accumulated);
+        let stats = self.tensor.all().into_iter().chain(self.program.all());
+        stats.for_each(|stat| (stat.allocated, stat.freed) = (0, 0));
         self.out_of_memory_errors = 0;
     }
 
@@ -389,10 +390,26 @@ impl Model {
                 .filter(|region| region.memory_type == memory_type && !region.live.is_empty());
             let gaps: Vec<u64> = in_use.flat_map(Region::gaps).collect();
             let counters = self.counters(memory_type);
-            counters.split_bytes.follow(gaps.iter().sum());
-            counters.split.follow(gaps.len() as u64);
+            move_to(&mut counters.split_bytes, gaps.iter().sum());
+            move_to(&mut counters.split, gaps.len() as u64);
         }
     }
+}
+
+/// Moves a figure to a value. Written apart from [`Stat`]'s own functions, so that they are checked too.
+fn move_to(stat: &mut Stat, value: u64) {
+    stat.allocated += value.saturating_sub(stat.current);
+    stat.freed += stat.current.saturating_sub(value);
+    stat.peak = stat.peak.max(value);
+    stat.current = value;
+}
+
+fn rise(stat: &mut Stat, amount: u64) {
+    move_to(stat, stat.current + amount);
+}
+
+fn fall(stat: &mut Stat, amount: u64) {
+    move_to(stat, stat.current - amount);
 }
 
 fn domains_of(ask: &Ask, position: usize) -> &[DomainId] {

@@ -1,15 +1,18 @@
-//! One operation on an allocator, as property tests, fuzzers and replays draw them.
+//! One operation on an allocator, as the property tests (`strategies.rs`) and the fuzzers (`fuzz/`) draw them.
 
-use flex::{AllocationDirective, DomainId, FlexError, MemoryType, PlacementPolicy, RegionLayout, Topology};
-use proptest::prelude::*;
+use flex::{AllocationDirective, DomainId, FlexError, MemoryType, PlacementError, PlacementPolicy};
 
 /// One step of a random run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Allocate, and keep the result.
     Allocate(Ask),
+    /// Allocate in the domains of a live allocation, if there is one: it replaces those of the ask.
+    AllocateNear { ask: Ask, pick: usize },
     /// Free a live allocation; `pick` counts around the live ones.
     Free { pick: usize },
+    /// The same while the mutex is taken, so that the free is pending for a while.
+    FreeWhileLocked { pick: usize },
     /// Free one that has been freed before.
     FreeAgain { pick: usize },
     /// Free something that was never handed out.
@@ -47,6 +50,26 @@ impl Ask {
             .build()
     }
 
+    /// What is wrong with it on a device with so many domains, if something is.
+    pub fn refusal(&self, domain_count: u32) -> Option<FlexError> {
+        if self.domains.is_empty() {
+            return Some(PlacementError::NoDomains.into());
+        }
+        if self.policy == PlacementPolicy::Interleave && self.domains.len() < 2 {
+            return Some(PlacementError::TooFewDomains { domain_count: self.domains.len() }.into());
+        }
+        if let Some(&domain) = self.domains.iter().find(|domain| domain.0 >= domain_count) {
+            return Some(FlexError::UnknownDomain { domain, domain_count });
+        }
+        let share_bytes = self.requested_bytes.div_ceil(self.chunk_count());
+        let chunk_bytes = share_bytes.checked_next_multiple_of(128);
+        let overflows = chunk_bytes.is_none_or(|bytes| bytes.checked_mul(self.chunk_count()).is_none());
+        (overflows || self.requested_bytes == 0).then_some(FlexError::InvalidSize {
+            requested_bytes: self.requested_bytes,
+            chunk_count: self.chunk_count() as usize,
+        })
+    }
+
     /// Number of chunks.
     pub fn chunk_count(&self) -> u64 {
         match self.policy {
@@ -64,73 +87,4 @@ impl Ask {
     pub fn total_bytes(&self) -> u64 {
         self.chunk_bytes() * self.chunk_count()
     }
-}
-
-/// Small devices of every shape: they fill up within a few dozen steps.
-pub fn topologies() -> impl Strategy<Value = Topology> {
-    prop_oneof![
-        (128_u64..200_000).prop_map(|bytes| Topology::uniform(bytes).unwrap()),
-        Just(Topology::spyre(7 * 20_011, 7, 1).unwrap()),
-        Just(Topology::spyre(8 * 9_999, 8, 2).unwrap()),
-        Just(Topology::spyre(6 * 33_333, 6, 3).unwrap()),
-        uneven_topologies(),
-    ]
-}
-
-fn uneven_topologies() -> impl Strategy<Value = Topology> {
-    let region = (0_u32..3, any::<bool>(), 128_u64..60_000).prop_map(|(domain, tensor, size_bytes)| {
-        let memory_type = if tensor { MemoryType::Tensor } else { MemoryType::Program };
-        RegionLayout { domain: DomainId(domain), memory_type, size_bytes }
-    });
-    prop::collection::vec(region, 1..6)
-        .prop_filter_map("a tensor region", |regions| Topology::custom(regions).ok())
-}
-
-/// Steps on a device with so many domains.
-pub fn ops(domain_count: u32, max_len: usize) -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(op(domain_count), 1..max_len)
-}
-
-fn op(domain_count: u32) -> impl Strategy<Value = Op> {
-    prop_oneof![
-        50 => ask(domain_count).prop_map(Op::Allocate),
-        36 => any::<usize>().prop_map(|pick| Op::Free { pick }),
-        3 => any::<usize>().prop_map(|pick| Op::FreeAgain { pick }),
-        2 => (0_u32..64, any::<u32>()).prop_map(|(index, generation)| Op::FreeUnknown { index, generation }),
-        1 => Just(Op::FailNextAcquire),
-        2 => any::<bool>().prop_map(|device_keeps| Op::ReleaseFreeRegions { device_keeps }),
-        2 => (0_u64..4_000).prop_map(|minimum_bytes| Op::Trim { minimum_bytes }),
-        1 => prop::option::of(0_u64..300_000).prop_map(|limit_bytes| Op::SetLimit { limit_bytes }),
-        1 => Just(Op::ResetPeak),
-        1 => Just(Op::ResetAccumulated),
-    ]
-}
-
-fn ask(domain_count: u32) -> impl Strategy<Value = Ask> {
-    let domain = (0..domain_count).prop_map(DomainId);
-    let domains = prop::collection::vec(domain, 1..5);
-    (sizes(), any::<bool>(), domains, prop::bool::weighted(0.85)).prop_map(
-        |(requested_bytes, interleave, domains, tensor)| Ask {
-            requested_bytes,
-            policy: if interleave && domains.len() > 1 {
-                PlacementPolicy::Interleave
-            } else {
-                PlacementPolicy::Bind
-            },
-            domains,
-            memory_type: if tensor { MemoryType::Tensor } else { MemoryType::Program },
-        },
-    )
-}
-
-fn sizes() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        8 => 1_u64..1_000,
-        8 => 1_000_u64..20_000,
-        2 => 20_000_u64..80_000,
-        // Around multiples of the unit.
-        4 => (1_u64..64, 0_u64..3).prop_map(|(units, off)| units * 128 + off - 1),
-        // Beyond any region, up to what only just does not overflow.
-        1 => prop_oneof![Just(1 << 39), Just(1 << 62), 200_000_u64..1_000_000],
-    ]
 }

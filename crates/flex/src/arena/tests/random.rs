@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::common::model::{Model, Outcome};
-use super::common::op::{Ask, Op, ops, topologies};
+use super::common::op::{Ask, Op};
+use super::common::strategies::{ops, topologies};
 use crate::arena::trim::TrimCursor;
 use crate::arena::zones::Zones;
 use crate::arena::{Arena, BlockHandle, Chunks, RegionOrder, RegionSlot, Unplaced};
@@ -40,7 +41,9 @@ impl Run {
     fn step(&mut self, op: &Op) {
         match op {
             Op::Allocate(ask) => self.allocate(ask),
-            Op::Free { pick } => self.free(*pick),
+            Op::AllocateNear { ask, pick } => self.allocate_near(ask, *pick),
+            // There is no mutex here.
+            Op::Free { pick } | Op::FreeWhileLocked { pick } => self.free(*pick),
             Op::FreeAgain { pick } => {
                 if !self.freed.is_empty() {
                     let stale = self.freed[pick % self.freed.len()];
@@ -159,6 +162,17 @@ impl Run {
                 request.refused.push(slot);
                 refused.push(usize::from(slot.0));
             }
+        }
+    }
+
+    fn allocate_near(&mut self, ask: &Ask, pick: usize) {
+        let mut ask = ask.clone();
+        if !self.live.is_empty() {
+            let near = &self.live[pick % self.live.len()];
+            ask.domains = near.iter().map(|placed| placed.chunk.domain).collect();
+        }
+        if ask.refusal(u32::MAX).is_none() {
+            self.allocate(&ask);
         }
     }
 

@@ -1,0 +1,19 @@
+//! What the fuzz targets do with an input, as functions that tests can call too.
+//!
+//! [`arena`] checks what the allocator hands out and counts, [`pressure`] what happens around a memory-pressure
+//! callback. Both compare with the naive model of the property tests, which this crate takes from there. An input that
+//! finds something makes them panic; every input ends with nothing left.
+
+pub mod arena;
+pub mod pressure;
+
+#[path = "../../crates/flex/tests/common/driver.rs"]
+mod driver;
+
+/// The parts of it that need no proptest.
+#[allow(dead_code, unreachable_pub)] // As where they come from.
+#[path = "../../crates/flex/tests/common"]
+mod common {
+    pub(crate) mod model;
+    pub(crate) mod op;
+}
