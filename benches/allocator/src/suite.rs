@@ -311,10 +311,8 @@ fn pack_snapshots(report: &mut Report) -> Result<()> {
 fn pack_instances(workload: &str, instances: Vec<(String, Trace)>, report: &mut Report) -> Vec<Vec<f64>> {
     let (names, traces): (Vec<_>, Vec<_>) = instances.into_iter().unzip();
     let packing = packing::measure_all(&PACKED, &traces);
-    println!();
-    for (number, name) in (1..).zip(&names) {
-        println!("{workload} {number}: {name}");
-    }
+    let numbered: Vec<_> = (1..).zip(&names).map(|(number, name)| format!("{number} {name}")).collect();
+    println!("\n{workload}: {}", numbered.join(", "));
     print!("{:<24} {:>6}", format!("{workload} packing"), "mean");
     (1..=names.len()).for_each(|number| print!(" {number:>6}"));
     println!();
