@@ -108,9 +108,7 @@ def test_what_is_not_plain_data_is_refused_by_name(data: bytes, refused: str) ->
     ],
 )
 def test_a_broken_pickle_says_where(data: bytes, fault: str) -> None:
-    with pytest.raises(
-        SnapshotError, match=f"FILE: expected a pickle, found a fault at or after byte.*|{fault}"
-    ) as caught:
+    with pytest.raises(SnapshotError, match="^FILE: expected a pickle, found a fault at or after byte") as caught:
         load(data, "FILE")
     assert fault in str(caught.value)
 
