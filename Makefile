@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-freethreaded check models tsan fuzz repeat soak mutants bench bench-check
-.PHONY: bench-baseline header lock clean
+.PHONY: bench-baseline bench-images header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -51,6 +51,9 @@ mutants: setup ## Break the contract on purpose and see that a check notices (ON
 
 bench: setup ## Measure the allocator beside its peers, and tensors beside the CPU; FULL=1 for all seeds
 	@scripts/bench.sh
+
+bench-images: setup ## Draw the plots of the last `make bench` into docs/images, as docs/performance.md shows them
+	@scripts/bench.sh images
 
 bench-check: ## Compare instruction counts with benches/baselines.json; fails above +3 % (needs valgrind)
 	@scripts/bench.sh check

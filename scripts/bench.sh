@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # The benchmarks: the allocator beside its peers (benches/allocator), what tensors cost over the CPU device,
-# and what a rescue costs (benches/python). All put their ratios into target/bench/summary.json.
+# and what a rescue costs (benches/python). All put their ratios into target/bench/summary.json, from which plots are
+# drawn beside it.
 #
 #   scripts/bench.sh              measure; FULL=1 plays all seeds, as the targets in docs/performance.md ask
+#   scripts/bench.sh images       draw the plots of the last measurement into docs/images
 #   scripts/bench.sh check        compare instruction counts with benches/baselines.json
 #   scripts/bench.sh baseline     write benches/baselines.json anew
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-cargo build --quiet --release --package flex-benches
+if [ "${1:-run}" != images ]; then cargo build --quiet --release --package flex-benches; fi
 benches=target/release/flex-benches
 
 case "${1:-run}" in
@@ -16,10 +18,12 @@ run)
     if [ "${FULL:-}" = 1 ]; then "$benches" run --full; else "$benches" run; fi
     .venv/bin/python benches/python/overhead.py
     .venv/bin/python benches/python/pressure.py
+    .venv/bin/python benches/python/plots.py
     ;;
+images) .venv/bin/python benches/python/plots.py docs/images ;;
 check | baseline)
     command -v valgrind >/dev/null || die "instructions are counted by valgrind: install the package 'valgrind'"
     "$benches" "$1"
     ;;
-*) die "usage: scripts/bench.sh [check|baseline]" ;;
+*) die "usage: scripts/bench.sh [images|check|baseline]" ;;
 esac

@@ -65,7 +65,7 @@ fn main() -> Result<()> {
             let (key, count) = instructions::count(subject, workload)?;
             println!("{key}: {count:.1}");
         }
-        Command::Play { subject, workload } => subject.play(workload),
+        Command::Play { subject, workload } => subject.play(workload)?,
     }
     Ok(())
 }

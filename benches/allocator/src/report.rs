@@ -14,10 +14,12 @@ use serde_json::{Map, Value, json};
 enum Target {
     AtMost(f64),
     AtLeast(f64),
+    /// Shown, and held against nothing.
+    Open,
 }
 
 /// The keys that this program measures, in the order of the table.
-const TARGETS: [(&str, Target); 17] = [
+const TARGETS: [(&str, Target); 25] = [
     ("pair.train.offset_allocator", Target::AtMost(0.65)),
     ("pair.train.vma_min_memory", Target::AtMost(0.4)),
     ("pair.train.pytorch_model", Target::AtMost(0.2)),
@@ -25,12 +27,20 @@ const TARGETS: [(&str, Target); 17] = [
     ("pair.kv.mimalloc", Target::AtMost(1.5)),
     ("pair.mix.offset_allocator", Target::AtMost(0.7)),
     ("pair.pareto.offset_allocator", Target::AtMost(0.7)),
+    ("pair.snapshots.offset_allocator", Target::AtMost(0.65)),
+    ("pair.snapshots.vma_min_memory", Target::AtMost(0.4)),
+    ("pair.snapshots.pytorch_model", Target::AtMost(0.2)),
     ("packing.train.vma_min_memory", Target::AtLeast(0.998)),
     ("packing.mix.vma_min_memory", Target::AtLeast(1.04)),
     ("packing.mix.best_fit", Target::AtLeast(1.03)),
     ("packing.pareto.vma_min_memory", Target::AtLeast(1.025)),
     ("packing.phase.vma_min_memory", Target::AtLeast(0.99)),
     ("packing.minimalloc.best_peer", Target::AtLeast(1.0)),
+    ("packing.snapshots.vma_min_memory", Target::AtLeast(0.998)),
+    ("packing.snapshots.vma_default", Target::Open),
+    ("packing.snapshots.best_fit", Target::Open),
+    ("packing.snapshots.offset_allocator", Target::Open),
+    ("packing.snapshots.pytorch_model", Target::Open),
     ("alloc.p99_over_p50", Target::AtMost(4.0)),
     ("metadata.vma", Target::AtMost(0.8)),
     ("locked.over_floor", Target::AtMost(1.3)),
@@ -38,11 +48,13 @@ const TARGETS: [(&str, Target); 17] = [
 ];
 
 impl Target {
-    fn is_met_by(self, ratio: f64) -> bool {
-        match self {
+    fn verdict(self, ratio: f64) -> &'static str {
+        let is_met = match self {
             Target::AtMost(limit) => ratio <= limit,
             Target::AtLeast(limit) => ratio >= limit,
-        }
+            Target::Open => return "",
+        };
+        if is_met { "met" } else { "missed" }
     }
 }
 
@@ -51,15 +63,20 @@ impl std::fmt::Display for Target {
         match self {
             Target::AtMost(limit) => write!(formatter, "<= {limit}"),
             Target::AtLeast(limit) => write!(formatter, ">= {limit}"),
+            Target::Open => formatter.write_str("-"),
         }
     }
 }
 
-/// The ratios, and why some are missing.
+/// What one table has: by workload, then by contender.
+type Table = BTreeMap<String, BTreeMap<&'static str, Value>>;
+
+/// The ratios, why some are missing, and the tables that the plots are drawn from.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     ratios: BTreeMap<&'static str, f64>,
     reasons: BTreeMap<&'static str, String>,
+    tables: BTreeMap<&'static str, Table>,
 }
 
 impl Report {
@@ -73,16 +90,27 @@ impl Report {
         self.reasons.insert(key, reason);
     }
 
+    /// A figure beside the ratios: of a contender on a workload, for a table of the summary.
+    pub(crate) fn record(
+        &mut self,
+        table: &'static str,
+        workload: &str,
+        contender: &'static str,
+        figure: Value,
+    ) {
+        let table = self.tables.entry(table).or_default();
+        table.entry(workload.into()).or_default().insert(contender, figure);
+    }
+
     /// The table of ratios against the targets.
     pub(crate) fn print(&self) {
-        println!("\n{:<32} {:>8} {:>10}", "ratio", "measured", "target");
+        println!("\n{:<36} {:>8} {:>10}", "ratio", "measured", "target");
         for (key, target) in TARGETS {
             let (measured, verdict) = match self.ratios.get(key) {
-                Some(&ratio) if target.is_met_by(ratio) => (format!("{ratio:.3}"), "met"),
-                Some(&ratio) => (format!("{ratio:.3}"), "missed"),
+                Some(&ratio) => (format!("{ratio:.3}"), target.verdict(ratio)),
                 None => ("-".into(), self.reason(key)),
             };
-            println!("{key:<32} {measured:>8} {:>10}  {verdict}", target.to_string());
+            println!("{key:<36} {measured:>8} {:>10}  {verdict}", target.to_string());
         }
     }
 
@@ -90,7 +118,7 @@ impl Report {
         self.reasons.get(key).map_or("not measured in this run", String::as_str)
     }
 
-    /// Puts the ratios into the summary, beside what others have put there.
+    /// Puts the ratios and tables into the summary, beside what others have put there.
     ///
     /// # Errors
     ///
@@ -110,6 +138,9 @@ impl Report {
                 Some(_) => reasons.remove(key),
                 None => reasons.insert(key.into(), self.reason(key).into()),
             };
+        }
+        for (name, table) in &self.tables {
+            summary.insert((*name).into(), json!(table));
         }
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).with_context(context)?;
@@ -148,14 +179,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn verdicts_have_the_limit_itself_within() {
+        assert_eq!([0.4, 0.41].map(|ratio| Target::AtMost(0.4).verdict(ratio)), ["met", "missed"]);
+        assert_eq!([0.4, 0.39].map(|ratio| Target::AtLeast(0.4).verdict(ratio)), ["met", "missed"]);
+        assert_eq!(Target::Open.verdict(7.0), "");
+    }
+
+    #[test]
     fn keys_of_others_survive_and_own_ones_are_replaced() {
         let path = std::env::temp_dir().join(format!("flex-benches-{}.json", std::process::id()));
-        let others =
-            json!({"machine": {"torch": "2"}, "ratios": {"torch.empty.cpu": 1.1, "metadata.vma": 9.0}});
+        let others = json!({
+            "machine": {"torch": "2"},
+            "ratios": {"torch.empty.cpu": 1.1, "metadata.vma": 9.0},
+            "packing": {"gone": {"flex": 0.1}},
+            "latency_ns": {"kept": {}},
+        });
         std::fs::write(&path, others.to_string()).unwrap();
         let mut report = Report::default();
         report.set("pair.train.pytorch_model", 0.25);
         report.missing("metadata.vma", "no counters".into());
+        report.record("packing", "mix", "flex", json!(0.9));
+        report.record("packing", "mix", "peer", json!(0.8));
         report.write(&path).unwrap();
         let summary: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -164,6 +208,8 @@ mod tests {
         assert_eq!(summary["ratios"]["metadata.vma"], Value::Null);
         assert_eq!(summary["reasons"]["metadata.vma"], "no counters");
         assert_eq!(summary["machine"]["torch"], "2");
+        assert_eq!(summary["packing"], json!({"mix": {"flex": 0.9, "peer": 0.8}}));
+        assert_eq!(summary["latency_ns"], json!({"kept": {}}));
         assert!(summary["machine"]["cores"].as_u64().unwrap() > 0);
     }
 }

@@ -1,12 +1,14 @@
 //! `make bench`: all measurements one after the other, with a table for each, and the ratios they come to.
 
 use anyhow::Result;
+use serde_json::json;
 
 use crate::measure::clock::Clock;
+use crate::measure::latency::Probed;
 use crate::measure::packing::Packed;
 use crate::measure::replay::gibibytes;
 use crate::measure::time::{PairTimes, Timed};
-use crate::measure::{latency, locked, mean, metadata, overlap, packing, threads};
+use crate::measure::{locked, mean, metadata, overlap, packing, threads};
 use crate::peers::Peer;
 use crate::peers::best_fit::BestFit;
 use crate::peers::flex_arena::FlexArena;
@@ -19,7 +21,7 @@ use crate::peers::pytorch::PyTorch;
 use crate::peers::rlsf::Rlsf;
 use crate::peers::vma::{VmaDefault, VmaMinMemory};
 use crate::report::Report;
-use crate::workloads::{Trace, Workload, minimalloc};
+use crate::workloads::{Trace, Workload, minimalloc, snapshots};
 
 /// How many seeds a figure of packing is the mean of.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +51,20 @@ const TIMED: [Timed; 11] = [
     Timed::of::<Mimalloc>(),
 ];
 
+/// All whose time is more than the harness.
+const PROBED: [Probed; 10] = [
+    Probed::of::<FlexRegion>(),
+    Probed::of::<FlexArena>(),
+    Probed::of::<FlexLocked>(),
+    Probed::of::<OffsetAllocator>(),
+    Probed::of::<VmaDefault>(),
+    Probed::of::<VmaMinMemory>(),
+    Probed::of::<Rlsf>(),
+    Probed::of::<BestFit>(),
+    Probed::of::<PyTorch>(),
+    Probed::of::<Mimalloc>(),
+];
+
 /// All that allocate offsets online. The first is ours.
 const PACKED: [Packed; 7] = [
     Packed::of::<FlexArena>(),
@@ -64,10 +80,13 @@ const PACKED: [Packed; 7] = [
 ///
 /// # Errors
 ///
-/// Two blocks of some allocator overlap.
+/// Two blocks of some allocator overlap, or real traces are missing.
 pub(crate) fn run(seeds: Seeds) -> Result<Report> {
     let mut report = Report::default();
-    let traces = Workload::TIMED.map(|workload| (workload, workload.long()));
+    let traces: Vec<_> = Workload::TIMED
+        .into_iter()
+        .map(|workload| Ok((workload, workload.long()?)))
+        .collect::<Result<_>>()?;
     check_overlap(&traces)?;
     pair_times(&traces, &mut report);
     latencies(&traces, &mut report);
@@ -77,6 +96,7 @@ pub(crate) fn run(seeds: Seeds) -> Result<Report> {
         pack(workload, seeds, &mut report);
     }
     pack_minimalloc(&mut report);
+    pack_snapshots(&mut report)?;
     Ok(report)
 }
 
@@ -120,7 +140,9 @@ fn pair_times(traces: &[(Workload, Trace)], report: &mut Report) {
             "{:<24} {:>9.1}\n{:<24} {over_floor:>9.2}",
             "lock trip", trips_ns[0], "locked over its floor"
         );
-        worst_lock = worst_lock.max(over_floor);
+        if Workload::GENERATED.contains(workload) {
+            worst_lock = worst_lock.max(over_floor);
+        }
         pair_ratios(*workload, &times, report);
     }
     report.set("locked.over_floor", worst_lock);
@@ -140,28 +162,50 @@ fn pair_ratios(workload: Workload, times: &PairTimes, report: &mut Report) {
         }
         Workload::Mix => report.set("pair.mix.offset_allocator", over(OffsetAllocator::NAME)),
         Workload::Pareto => report.set("pair.pareto.offset_allocator", over(OffsetAllocator::NAME)),
+        Workload::Snapshots => {
+            report.set("pair.snapshots.offset_allocator", over(OffsetAllocator::NAME));
+            report.set("pair.snapshots.vma_min_memory", over(VmaMinMemory::NAME));
+            report.set("pair.snapshots.pytorch_model", over(PyTorch::NAME));
+        }
         Workload::Phase => {}
     }
 }
 
-/// The worst workload counts.
+/// The worst generated workload counts.
 fn latencies(traces: &[(Workload, Trace)], report: &mut Report) {
     let clock = Clock::calibrate();
     let mut worst = 0.0_f64;
-    println!("\n{:<24} {:>9} {:>9} {:>9}", "allocate, ns", "median", "p99", "ratio");
     for (workload, trace) in traces {
-        let ours = latency::of_allocate::<FlexArena>(trace, &clock);
-        worst = worst.max(ours.ratio());
-        let vma = latency::of_allocate::<VmaMinMemory>(trace, &clock);
-        for (name, latency) in [(FlexArena::NAME, ours), (VmaMinMemory::NAME, vma)] {
-            let label = format!("{} {name}", workload.name());
-            println!("{label:<24} {:>9.1} {:>9.1} {:>9.2}", latency.p50_ns, latency.p99_ns, latency.ratio());
+        println!(
+            "\n{:<24} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            format!("{}: allocate, ns", workload.name()),
+            "p50",
+            "p90",
+            "p99",
+            "p99.9",
+            "p99/p50"
+        );
+        for contender in &PROBED {
+            let latency = (contender.measure)(trace, &clock);
+            println!(
+                "{:<24} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.2}",
+                contender.name,
+                latency.p50_ns,
+                latency.p90_ns,
+                latency.p99_ns,
+                latency.p99_9_ns,
+                latency.ratio()
+            );
+            report.record("latency_ns", workload.name(), contender.name, json!(latency));
+            if contender.name == FlexArena::NAME && Workload::GENERATED.contains(workload) {
+                worst = worst.max(latency.ratio());
+            }
         }
     }
     report.set("alloc.p99_over_p50", worst);
 }
 
-/// The worst workload counts; the smaller of VMA's two.
+/// The worst generated workload counts; the smaller of VMA's two.
 fn metadata_sizes(traces: &[(Workload, Trace)], report: &mut Report) {
     const KEY: &str = "metadata.vma";
     println!("\n{:<24} {:>9} {:>9} {:>9}", "bytes of metadata", "arena", "locked", "VMA");
@@ -177,7 +221,9 @@ fn metadata_sizes(traces: &[(Workload, Trace)], report: &mut Report) {
         };
         let vma = default.min(tight);
         println!("{:<24} {arena:>9.1} {locked:>9.1} {vma:>9.1}", workload.name());
-        worst = worst.max(arena / vma);
+        if Workload::GENERATED.contains(workload) {
+            worst = worst.max(arena / vma);
+        }
     }
     report.set(KEY, worst);
 }
@@ -207,6 +253,7 @@ fn pack(workload: Workload, seeds: Seeds, report: &mut Report) {
         let worst = packing[0].iter().zip(row).map(|(ours, peer)| ours / peer).fold(f64::INFINITY, f64::min);
         let (mean, ours) = (mean(row), mean(&packing[0]));
         println!("{:<24} {mean:>13.4} {:>9.3} {worst:>14.3}", contender.name, ours / mean);
+        report.record("packing", workload.name(), contender.name, json!(mean));
     }
     let over = |name: &str| mean(&packing[0]) / mean(of(name, &packing));
     let vma = over(VmaMinMemory::NAME);
@@ -218,7 +265,7 @@ fn pack(workload: Workload, seeds: Seeds, report: &mut Report) {
         }
         Workload::Pareto => report.set("packing.pareto.vma_min_memory", vma),
         Workload::Phase => report.set("packing.phase.vma_min_memory", vma),
-        Workload::Kv => {}
+        Workload::Kv | Workload::Snapshots => {}
     }
 }
 
@@ -236,16 +283,44 @@ fn pack_minimalloc(report: &mut Report) {
             return report.missing(KEY, format!("{error:#}"));
         }
     };
+    let packing = pack_instances("minimalloc", instances, report);
+    let best_peer = packing[1..].iter().map(|row| mean(row)).fold(0.0, f64::max);
+    report.set(KEY, mean(&packing[0]) / best_peer);
+}
+
+/// Real programs.
+///
+/// # Errors
+///
+/// There are no traces of them.
+fn pack_snapshots(report: &mut Report) -> Result<()> {
+    let packing = pack_instances("snapshots", snapshots::traces()?, report);
+    for (key, peer) in [
+        ("packing.snapshots.vma_min_memory", VmaMinMemory::NAME),
+        ("packing.snapshots.vma_default", VmaDefault::NAME),
+        ("packing.snapshots.best_fit", BestFit::NAME),
+        ("packing.snapshots.offset_allocator", OffsetAllocator::NAME),
+        ("packing.snapshots.pytorch_model", PyTorch::NAME),
+    ] {
+        report.set(key, mean(&packing[0]) / mean(of(peer, &packing)));
+    }
+    Ok(())
+}
+
+/// A table of traces that are there once each, a column for each.
+fn pack_instances(workload: &str, instances: Vec<(String, Trace)>, report: &mut Report) -> Vec<Vec<f64>> {
     let (names, traces): (Vec<_>, Vec<_>) = instances.into_iter().unzip();
     let packing = packing::measure_all(&PACKED, &traces);
-    print!("\n{:<24} {:>6}", "MiniMalloc packing", "mean");
-    names.iter().for_each(|name| print!(" {name:>6}"));
+    let numbered: Vec<_> = (1..).zip(&names).map(|(number, name)| format!("{number} {name}")).collect();
+    println!("\n{workload}: {}", numbered.join(", "));
+    print!("{:<24} {:>6}", format!("{workload} packing"), "mean");
+    (1..=names.len()).for_each(|number| print!(" {number:>6}"));
     println!();
     for (contender, row) in PACKED.iter().zip(&packing) {
         print!("{:<24} {:>6.3}", contender.name, mean(row));
         row.iter().for_each(|packing| print!(" {packing:>6.3}"));
         println!();
+        report.record("packing", workload, contender.name, json!(mean(row)));
     }
-    let best_peer = packing[1..].iter().map(|row| mean(row)).fold(0.0, f64::max);
-    report.set(KEY, mean(&packing[0]) / best_peer);
+    packing
 }

@@ -45,8 +45,12 @@ impl Subject {
     const HELD: [Subject; 4] = [Subject::Floor, Subject::Search, Subject::Arena, Subject::Locked];
 
     /// Plays a workload twice: what callgrind counts.
-    pub(crate) fn play(self, workload: Workload) {
-        let trace = workload.long();
+    ///
+    /// # Errors
+    ///
+    /// There is no such trace.
+    pub(crate) fn play(self, workload: Workload) -> Result<()> {
+        let trace = workload.long()?;
         match self {
             Subject::Floor => warm_then_measure::<Floor>(&trace),
             Subject::Search => warm_then_measure::<FlexRegion>(&trace),
@@ -55,6 +59,7 @@ impl Subject {
             Subject::OffsetAllocator => warm_then_measure::<OffsetAllocator>(&trace),
             Subject::Vma => warm_then_measure::<VmaMinMemory>(&trace),
         }
+        Ok(())
     }
 }
 
@@ -90,7 +95,7 @@ impl Baselines {
     fn count() -> Result<Baselines> {
         let mut instructions_per_pair = BTreeMap::new();
         for subject in Subject::HELD {
-            for workload in Workload::TIMED {
+            for workload in Workload::GENERATED {
                 let (key, count) = count(subject, workload)?;
                 instructions_per_pair.insert(key, count);
             }
@@ -160,7 +165,7 @@ pub(crate) fn count(subject: Subject, workload: Workload) -> Result<(String, f64
         .and_then(|count| count.parse().ok())
         .with_context(|| format!("no count in callgrind's output:\n{text}"))?;
     ensure!(instructions > 0, "callgrind never saw measured_pass");
-    Ok((format!("{name}.{}", workload.name()), instructions as f64 / workload.long().pairs() as f64))
+    Ok((format!("{name}.{}", workload.name()), instructions as f64 / workload.long()?.pairs() as f64))
 }
 
 fn clap_name(subject: Subject) -> String {

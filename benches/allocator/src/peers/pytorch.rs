@@ -294,9 +294,8 @@ mod tests {
         let mut model = PyTorch::new(units(1 << 40));
         let (mut segments, mut reserved, mut live) = (0, 0, Vec::new());
         let number = |field: &str| field.parse::<u64>().unwrap();
-        for line in
-            include_str!("../../../data/pytorch-trace.txt").lines().filter(|line| !line.starts_with('#'))
-        {
+        let trace = include_str!("../../../data/snapshots/complete_trace.device-0.txt");
+        for line in trace.lines().filter(|line| !line.starts_with('#')) {
             match line.split(' ').collect::<Vec<_>>().as_slice() {
                 ["segment", bytes, "at", address] => {
                     model.next_address = units(number(address));

@@ -1,34 +1,17 @@
 //! MiniMalloc's eleven challenging instances (Google, Apache-2.0, ASPLOS 2023), played as online traces: a buffer is
 //! allocated at its lower time and freed at its upper one, frees first. Each fits in 1 MiB for who knows it in advance.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, Result, ensure};
 
+use super::folder::Folder;
 use super::{Trace, TraceBuilder};
 
-/// Where they are, from the root of the repository.
-const FOLDER: &str = "benches/data/minimalloc/challenging";
-/// The variable that names another folder.
-pub(crate) const FOLDER_VARIABLE: &str = "MINIMALLOC_DATA";
+const FOLDER: Folder =
+    Folder { default: "benches/data/minimalloc/challenging", variable: "MINIMALLOC_DATA", extension: "csv" };
 
 /// All instances, by name.
 pub(crate) fn traces() -> Result<Vec<(String, Trace)>> {
-    let folder = std::env::var_os(FOLDER_VARIABLE).map_or_else(|| PathBuf::from(FOLDER), PathBuf::from);
-    let entries = std::fs::read_dir(&folder)
-        .with_context(|| format!("no instances in {}: set {FOLDER_VARIABLE}", folder.display()))?;
-    let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
-    paths.sort();
-    ensure!(!paths.is_empty(), "no instances in {}", folder.display());
-    paths.iter().map(|path| load(path)).collect()
-}
-
-fn load(path: &Path) -> Result<(String, Trace)> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = file_name.split('.').next().unwrap_or_default().to_owned();
-    Ok((name, parse(&text).with_context(|| path.display().to_string())?))
+    FOLDER.load(parse)
 }
 
 /// Lines of `id,lower,upper,size` behind a heading.
@@ -74,14 +57,11 @@ mod tests {
 
     #[test]
     fn all_eleven_are_there() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/minimalloc/challenging");
-        let mut names: Vec<_> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| load(&entry.unwrap().path()).unwrap())
-            .inspect(|(_, trace)| assert!(trace.peak_units * crate::peers::UNIT_BYTES <= 1 << 20))
-            .map(|(name, _)| name)
-            .collect();
-        names.sort();
+        let traces = FOLDER.load_committed(parse);
+        let names: Vec<_> = traces.iter().map(|(name, _)| name.split_once('.').unwrap().0).collect();
         assert_eq!(names.concat(), "ABCDEFGHIJK");
+        for (name, trace) in traces {
+            assert!(trace.peak_units * crate::peers::UNIT_BYTES <= 1 << 20, "{name}");
+        }
     }
 }

@@ -1,14 +1,18 @@
-//! What is allocated and freed: traces made by generators with fixed seeds, and MiniMalloc's instances.
+//! What is allocated and freed: traces made by generators with fixed seeds, MiniMalloc's instances, and real programs.
 //!
 //! A trace ends with everything freed, so that it can be played again on the same allocator.
 
+mod folder;
 mod kv_cache;
 pub(crate) mod minimalloc;
 mod mix;
 mod pareto;
 mod phase_change;
 mod random;
+pub(crate) mod snapshots;
 mod training;
+
+use anyhow::Result;
 
 use crate::peers::UNIT_BYTES;
 
@@ -107,7 +111,7 @@ impl TraceBuilder {
     }
 }
 
-/// The generated workloads.
+/// What is played. All but the last are generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Workload {
     /// Transformer training with varying batch sizes and sequence lengths.
@@ -120,13 +124,20 @@ pub(crate) enum Workload {
     Pareto,
     /// Mostly small blocks, then mostly large ones.
     Phase,
+    /// Real PyTorch programs, one after the other.
+    Snapshots,
 }
 
 impl Workload {
-    /// The workloads that time and instructions are measured on.
-    pub(crate) const TIMED: [Workload; 4] = [Workload::Train, Workload::Kv, Workload::Mix, Workload::Pareto];
+    /// The workloads that time is measured on.
+    pub(crate) const TIMED: [Workload; 5] =
+        [Workload::Train, Workload::Kv, Workload::Mix, Workload::Pareto, Workload::Snapshots];
 
-    /// The workloads that packing is measured on.
+    /// The workloads that instructions are held against the baselines on, and of which the worst makes a ratio.
+    pub(crate) const GENERATED: [Workload; 4] =
+        [Workload::Train, Workload::Kv, Workload::Mix, Workload::Pareto];
+
+    /// The generated workloads that packing is measured on.
     pub(crate) const PACKED: [Workload; 4] =
         [Workload::Train, Workload::Mix, Workload::Pareto, Workload::Phase];
 
@@ -138,22 +149,32 @@ impl Workload {
             Workload::Mix => "mix",
             Workload::Pareto => "pareto",
             Workload::Phase => "phase",
+            Workload::Snapshots => "snapshots",
         }
     }
 
     /// A trace of some ten thousand pairs, to measure time on.
-    pub(crate) fn long(self) -> Trace {
+    ///
+    /// # Errors
+    ///
+    /// The files of real traces are missing or wrong.
+    pub(crate) fn long(self) -> Result<Trace> {
         const SEED: u64 = 1;
-        match self {
+        Ok(match self {
             Workload::Train => training::trace(SEED, 20),
             Workload::Kv => kv_cache::trace(SEED, 60_000),
             Workload::Mix => mix::trace(SEED, 10_000, 40_000),
             Workload::Pareto => pareto::trace(SEED, 50_000),
             Workload::Phase => phase_change::trace(SEED),
-        }
+            Workload::Snapshots => snapshots::together()?,
+        })
     }
 
     /// A shorter trace, to be played many times for one figure of packing.
+    ///
+    /// # Panics
+    ///
+    /// The workload is not generated.
     pub(crate) fn short(self, seed: u64) -> Trace {
         match self {
             Workload::Train => training::trace(seed, 10),
@@ -161,6 +182,7 @@ impl Workload {
             Workload::Mix => mix::trace(seed, 3_000, 12_000),
             Workload::Pareto => pareto::trace(seed, 20_000),
             Workload::Phase => phase_change::trace(seed),
+            Workload::Snapshots => panic!("real programs have no seed"),
         }
     }
 }
