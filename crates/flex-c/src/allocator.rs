@@ -140,7 +140,8 @@ fn read_options(options: FlexOptions) -> Result<(AllocatorOptions, RegionIdSchem
         0 => RegionIdScheme::BaseAddress,
         _ => RegionIdScheme::Index,
     };
-    Ok((AllocatorOptions { region_order, poison: options.flags & FLEX_POISON != 0, ordinal: 0 }, region_ids))
+    let poison = options.flags & FLEX_POISON != 0;
+    Ok((AllocatorOptions { region_order, poison, ..AllocatorOptions::default() }, region_ids))
 }
 
 /// Adds a reference to a handle: it then takes one more release.

@@ -129,6 +129,7 @@ impl DeviceMemory {
             region_order: configuration.region_order,
             poison: configuration.poison,
             ordinal: index as u32,
+            ..AllocatorOptions::default()
         };
         let region_ids = match configuration.kind {
             DeviceKind::Vf => RegionIdScheme::Index,

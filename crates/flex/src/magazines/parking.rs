@@ -11,7 +11,7 @@ use super::thread::{self, Own};
 use super::{Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
 use crate::arena::{BlockHandle, Placed, RegionSlot};
-use crate::directive::{AllocationDirective, Lane, MemoryType};
+use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
 use crate::fork::is_forked;
 use crate::pending::{BlockRecord, Link};
 use crate::shared::{InFlight, Shared, State};
@@ -38,6 +38,7 @@ pub(crate) struct ParkingRules {
     notes: AtomicU32,
     /// The most bytes of a rack.
     most_bytes: u64,
+    domain_count: u32,
     regions: Box<[RegionPlace]>,
 }
 
@@ -61,6 +62,7 @@ impl ParkingRules {
             suspensions: AtomicU32::new(u32::from(!wanted)),
             notes: AtomicU32::new(0),
             most_bytes: tensor_bytes / PART_OF_A_RACK,
+            domain_count: topology.domain_count(),
             regions: topology.regions().iter().map(place).collect(),
         }
     }
@@ -159,7 +161,26 @@ impl Shared {
         if self.parking.is_suspended() || is_forked() {
             return None;
         }
-        let class = Class::wanted(bytes, directive)?;
+        match directive.lane() {
+            Lane::NONE => self.take_of_any_domain(bytes, directive),
+            lane => self.take_of(lane, bytes),
+        }
+    }
+
+    /// As [`take_parked`](Self::take_parked), for a request that may use several domains: in the order they are listed.
+    fn take_of_any_domain(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
+        let domains = directive.domains();
+        let exist = domains.iter().all(|domain| domain.0 < self.parking.domain_count);
+        if directive.policy() != PlacementPolicy::Bind || !exist {
+            return None;
+        }
+        let lanes = domains.iter().map(|&domain| Lane::of(domain, directive.memory_type()));
+        lanes.into_iter().find_map(|lane| self.take_of(lane, bytes))
+    }
+
+    #[inline]
+    fn take_of(&self, lane: Lane, bytes: u64) -> Option<Placed> {
+        let class = Class::wanted(bytes, lane)?;
         let taken = thread::with_own(self.id, |magazine| {
             let claimed = magazine.take(class)?;
             // Rounding adds less than 128 bytes.

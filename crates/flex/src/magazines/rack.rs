@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 use crate::arena::BlockHandle;
-use crate::directive::{AllocationDirective, Lane};
+use crate::directive::Lane;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::units::ALIGNMENT_BYTES;
 
@@ -37,10 +37,10 @@ impl Class {
             .then(|| Class((lane.index() as u64) << 32 | u64::from(size_units)))
     }
 
-    /// The class of blocks that serve a request.
+    /// The class of blocks of a lane that serve a request.
     #[inline]
-    pub(crate) fn wanted(bytes: u64, directive: &AllocationDirective) -> Option<Class> {
-        Class::new(directive.lane(), u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?)
+    pub(crate) fn wanted(bytes: u64, lane: Lane) -> Option<Class> {
+        Class::new(lane, u32::try_from(bytes.div_ceil(ALIGNMENT_BYTES)).ok()?)
     }
 
     /// Size of its blocks.

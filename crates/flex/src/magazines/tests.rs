@@ -8,10 +8,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::rack::{Class, LARGEST_UNITS, PATIENCE};
+use crate::directive::Lane;
 use crate::pressure::{SharedCallback, Verdict};
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, Device,
-    DeviceError, DomainId, FlexAllocator, FlexError, MemoryType, RegionId, Stat, Topology, VirtualAddress,
+    DeviceError, DomainId, FlexAllocator, FlexError, MemoryType, RegionId, RegionLayout, Stat, Topology,
+    VirtualAddress,
 };
 
 /// A device without memory.
@@ -327,18 +329,38 @@ fn sizes_that_are_in_each_others_way_take_turns() {
 }
 
 #[test]
-fn sizes_and_directives_that_are_not_for_magazines() {
+fn sizes_and_lanes_that_are_not_for_magazines() {
     let largest = u64::from(LARGEST_UNITS) * ALIGNMENT_BYTES;
-    let plain = AllocationDirective::default();
-    assert!(Class::wanted(largest, &plain).is_some());
-    assert_eq!(Class::wanted(largest + 1, &plain), None);
-    assert_eq!(Class::wanted(0, &plain), None);
-    let programs = AllocationDirective::builder().domains([DomainId(0)]).memory_type(MemoryType::Program);
-    assert_eq!(Class::wanted(128, &programs.build().unwrap()), None);
-    let either = AllocationDirective::builder().domains([DomainId(0), DomainId(1)]);
-    assert_eq!(Class::wanted(128, &either.build().unwrap()), None);
-    let other = AllocationDirective::builder().domains([DomainId(1)]).build().unwrap();
-    assert_ne!(Class::wanted(128, &other), Class::wanted(128, &plain));
+    let tensors = |domain| Lane::of(DomainId(domain), MemoryType::Tensor);
+    assert!(Class::wanted(largest, tensors(0)).is_some());
+    assert_eq!(Class::wanted(largest + 1, tensors(0)), None);
+    assert_eq!(Class::wanted(0, tensors(0)), None);
+    assert_eq!(Class::wanted(128, Lane::of(DomainId(0), MemoryType::Program)), None);
+    assert_eq!(Class::wanted(128, Lane::NONE), None);
+    assert_ne!(Class::wanted(128, tensors(0)), Class::wanted(128, tensors(1)));
+}
+
+#[test]
+fn a_request_for_any_of_several_domains_takes_what_is_parked_of_one() {
+    let layout = |domain| RegionLayout {
+        domain: DomainId(domain),
+        memory_type: MemoryType::Tensor,
+        size_bytes: 1 << 20,
+    };
+    let topology = Topology::custom(vec![layout(0), layout(1)]).unwrap();
+    let allocator = FlexAllocator::new(Arc::new(Addresses), &topology, AllocatorOptions::default()).unwrap();
+    let directive = |domains: &[u32]| {
+        let domains = domains.iter().map(|&domain| DomainId(domain));
+        AllocationDirective::builder().domains(domains).build().unwrap()
+    };
+    warm(&allocator);
+    let first = allocator.allocate_block(1000, &directive(&[1])).unwrap();
+    allocator.free_block(first.0).unwrap();
+    assert!(allocator.allocate_block(1000, &directive(&[0, 1, 2])).is_err(), "there is no domain 2");
+    let second = allocator.allocate_block(1000, &directive(&[0, 1])).unwrap();
+    assert_eq!(first.1, second.1);
+    allocator.free_block(second.0).unwrap();
+    assert_empty(&allocator);
 }
 
 /// What one thread did, without magazines.
