@@ -323,8 +323,8 @@ impl FlexAllocator {
         &self.shared.device
     }
 
-    /// The ways most requests go: one chunk, from this thread's magazine or found at the first look. `None` says nothing,
-    /// [`place`](Self::place) does.
+    /// The ways most requests go: one chunk, from this thread's magazine or found at the first look. `None` says
+    /// nothing, [`place`](Self::place) does.
     #[inline]
     fn place_quickly(&self, bytes: u64, directive: &AllocationDirective) -> Option<Placed> {
         self.shared.take_parked(bytes, directive).or_else(|| self.place_at_once(bytes, directive))

@@ -70,9 +70,14 @@ impl Shared {
 
     #[cold]
     fn drain_some(&self, state: &mut State) {
-        self.settle_all(state);
+        self.settle_own(state);
+        let mut all_settled = false;
         self.pending.drain(|block| {
             if block.was_parked {
+                // The arena's counters know that a block was parked before it gets it.
+                if !std::mem::replace(&mut all_settled, true) {
+                    self.settle_all(state);
+                }
                 return self.release_parked(state, block.handle);
             }
             let Some(record) = self.pending.record(block.handle.index) else { return };

@@ -4,9 +4,8 @@
 //! code that runs. `--cfg loom` and `--cfg shuttle` change the crate's own unit tests only; everywhere else this
 //! module is nothing but other names for std.
 //!
-//! From std in any case: `OnceLock` and nearly every `Arc` (std answers for them; loom's `Arc` cannot hold a trait object
-//! and has no `Weak`), the
-//! fork flag (set once, by a signal handler), and counters that nothing is decided by.
+//! From std in any case: `OnceLock` and nearly every `Arc` (std answers for them; loom's `Arc` cannot hold a trait
+//! object and has no `Weak`), the fork flag (set once, by a signal handler), and counters that nothing is decided by.
 
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) mod model;

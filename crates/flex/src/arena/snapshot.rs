@@ -46,8 +46,8 @@ impl Node {
 }
 
 impl Arena {
-    /// All acquired regions with their blocks, by slot. `slack_of` says what an occupied block has beyond the bytes asked
-    /// for; its node may not know the newest request that it serves.
+    /// All acquired regions with their blocks, by slot. `slack_of` says what an occupied block has beyond the bytes
+    /// asked for; its node may not know the newest request that it serves.
     pub(crate) fn snapshot_with(&self, slack_of: impl Fn(u32) -> Option<u8>) -> Vec<RegionSnapshot> {
         let block = |(index, node): (u32, &Node)| node.snapshot(slack_of(index).unwrap_or(node.slack_bytes));
         let regions = self.regions.iter().filter_map(|region| {

@@ -5,9 +5,9 @@
 //! them, for the statistics. [`thread`] finds the calling thread's magazine and empties it when the thread ends;
 //! [`parking`] is how the allocator uses them.
 //!
-//! To the arena a parked block is occupied; to everybody else it is free. Whoever looks at the allocator as a whole, and
-//! whoever finds it exhausted, first takes back what all magazines hold: a swap for each block, whatever its owner is
-//! doing. Frees of a thread that did not allocate the block end up in its own magazine, and go back in batches.
+//! To the arena a parked block is occupied; to everybody else it is free. Whoever looks at the allocator as a whole,
+//! and whoever finds it exhausted, first takes back what all magazines hold: a swap for each block, whatever its owner
+//! is doing. Frees of a thread that did not allocate the block end up in its own magazine, and go back in batches.
 //!
 //! Invariants:
 //! - a parked block is claimed (see [`crate::pending`]), so no handle frees it a second time;

@@ -6,7 +6,7 @@
 use std::sync::Weak;
 
 use super::rack::Class;
-use super::tally::{Amounts, Settlement};
+use super::tally::{Amounts, Settlement, Tally};
 use super::thread::{self, Own};
 use super::{Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
@@ -33,17 +33,11 @@ struct RegionPlace {
 pub(crate) struct ParkingRules {
     /// How many reasons there are against it: requests under pressure, a limit, or that it is not wanted.
     suspensions: AtomicU32,
-    /// What may be unsettled: [`NOTE_PARKED`], [`NOTE_TAKEN`]. A hint: with more than one thread a note may be lost, and
-    /// a peak with it.
-    notes: AtomicU32,
     /// The most bytes of a rack.
     most_bytes: u64,
     domain_count: u32,
     regions: Box<[RegionPlace]>,
 }
-
-const NOTE_PARKED: u32 = 1;
-const NOTE_TAKEN: u32 = 2;
 
 /// A rack holds at most this part of the device's tensor memory, or two blocks.
 const PART_OF_A_RACK: u64 = 64;
@@ -60,7 +54,6 @@ impl ParkingRules {
         let tensor_bytes: u64 = tensor_regions.map(RegionLayout::usable_bytes).sum();
         ParkingRules {
             suspensions: AtomicU32::new(u32::from(!wanted)),
-            notes: AtomicU32::new(0),
             most_bytes: tensor_bytes / PART_OF_A_RACK,
             domain_count: topology.domain_count(),
             regions: topology.regions().iter().map(place).collect(),
@@ -72,8 +65,8 @@ impl ParkingRules {
         self.suspensions.load(Ordering::Relaxed) != 0
     }
 
-    /// From now on no block is parked. A block that was, or is just being parked, is found by whoever takes back what is
-    /// parked after this.
+    /// From now on no block is parked. A block that was, or is just being parked, is found by whoever takes back what
+    /// is parked after this.
     pub(crate) fn suspend(&self) {
         self.suspensions.fetch_add(1, Ordering::SeqCst);
         barrier::heavy();
@@ -82,35 +75,6 @@ impl ParkingRules {
     /// Ends what [`suspend`](Self::suspend) began.
     pub(crate) fn resume(&self) {
         self.suspensions.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    #[inline]
-    fn note_parked(&self) {
-        self.note(NOTE_PARKED);
-    }
-
-    #[inline]
-    fn note_taken(&self) {
-        self.note(NOTE_TAKEN);
-    }
-
-    /// Written seldom, so that threads share the line for reading.
-    #[inline]
-    fn note(&self, note: u32) {
-        let notes = self.notes.load(Ordering::Relaxed);
-        if notes & note == 0 {
-            self.notes.store(notes | note, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether something of the kind may be unsettled; ends all notes if so.
-    #[inline]
-    fn take_note(&self, wanted: u32) -> bool {
-        let noted = self.notes.load(Ordering::Relaxed) & wanted != 0;
-        if noted {
-            self.notes.store(0, Ordering::Relaxed);
-        }
-        noted
     }
 
     /// The class of a block, if blocks like it are parked.
@@ -187,7 +151,6 @@ impl Shared {
             let slack_bytes = (class.size_bytes() - bytes) as u8;
             let (handle, record) = self.pending.renew(claimed, slack_bytes)?;
             magazine.tally.place(Amounts::block(class.size_bytes(), slack_bytes));
-            self.parking.note_taken();
             Some(Placed { handle, chunk: self.parking.chunk_of(&record) })
         });
         match taken {
@@ -238,7 +201,6 @@ impl Shared {
             return Parking::Stale;
         }
         magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
-        self.parking.note_parked();
         rack.push(handle);
         barrier::light();
         if self.parking.is_suspended() {
@@ -313,29 +275,25 @@ impl Shared {
     /// Settles what went through this thread's magazine, so that a peak is seen before the arena's counters rise.
     #[inline]
     pub(crate) fn settle_own(&self, state: &mut State) {
-        if self.parking.take_note(NOTE_PARKED | NOTE_TAKEN) {
-            self.settle_this_threads(state);
+        if !state.magazines.is_empty() {
+            thread::with_own(self.id, |magazine| {
+                if !magazine.tally.is_settled() {
+                    settle(state, &magazine.tally);
+                }
+            });
         }
     }
 
     /// As [`settle_own`](Self::settle_own), before they fall: if only frees are unsettled, there is no peak to be seen.
     #[inline]
     pub(crate) fn settle_placements(&self, state: &mut State) {
-        if self.parking.take_note(NOTE_TAKEN) {
-            self.settle_this_threads(state);
+        if !state.magazines.is_empty() {
+            thread::with_own(self.id, |magazine| {
+                if !magazine.tally.has_settled_placements() {
+                    settle(state, &magazine.tally);
+                }
+            });
         }
-    }
-
-    #[inline(never)]
-    fn settle_this_threads(&self, state: &mut State) {
-        thread::with_own(self.id, |magazine| {
-            let (settlement, settled) = magazine.tally.settlement(magazine.tally.freed());
-            // Else this thread has freed what another one placed and has not settled.
-            if state.arena.covers_settlement(&settlement) {
-                state.arena.settle(&settlement);
-                magazine.tally.settle(settled);
-            }
-        });
     }
 
     /// Settles what went through all magazines.
@@ -352,5 +310,16 @@ impl Shared {
             magazine.tally.settle(settled);
         }
         state.arena.settle(&total);
+    }
+}
+
+/// Settles what went through one magazine, for its owner, who has the mutex.
+#[inline(never)]
+fn settle(state: &mut State, tally: &Tally) {
+    let (settlement, settled) = tally.settlement(tally.freed());
+    // Else this thread has freed what another one placed and has not settled.
+    if state.arena.covers_settlement(&settlement) {
+        state.arena.settle(&settlement);
+        tally.settle(settled);
     }
 }

@@ -106,6 +106,20 @@ impl Tally {
         self.freed.write(freed, Ordering::Release);
     }
 
+    /// Whether nothing is to be settled. For the owner.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        let (freed, settled) = (&self.freed.blocks, &self.settled_freed.blocks);
+        self.has_settled_placements() && freed.load(Ordering::Relaxed) == settled.load(Ordering::Relaxed)
+    }
+
+    /// Whether no placement is to be settled. For the owner.
+    #[inline]
+    pub(crate) fn has_settled_placements(&self) -> bool {
+        let (placed, settled) = (&self.placed.blocks, &self.settled_placed.blocks);
+        placed.load(Ordering::Relaxed) == settled.load(Ordering::Relaxed)
+    }
+
     /// What was freed, ever. Whoever settles more than one reads this of all before [`settlement`](Self::settlement).
     pub(crate) fn freed(&self) -> Amounts {
         self.freed.read(Ordering::Acquire)
