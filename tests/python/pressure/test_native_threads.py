@@ -29,7 +29,8 @@ def test_native_thread_joined_with_the_interpreter_held(counters: Counters) -> N
     assert "no collection could run before the deadline" in error
     assert seconds >= 0.1
     assert counters["failed"] == counters["collections.skipped.timeout"] == 1
-    assert counters["collectors_abandoned"] == int(OVERDUE_COLLECTION_GOES_ON), "with a GIL it only waits for that"
+    # With a GIL the collector thread only waits for that; without one it collects, if it began before the deadline.
+    assert counters["collectors_abandoned"] <= int(OVERDUE_COLLECTION_GOES_ON)
     memory.set_pressure_policy(timeout_ms=10_000)
     assert testing.allocate_native(0, 8 * MIB, 1, 1) == []
     assert counters["rescued"] == 1 or OVERDUE_COLLECTION_GOES_ON
