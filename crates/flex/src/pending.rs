@@ -33,16 +33,19 @@ const CHUNKS_OF_A_SIZE: u32 = 8;
 const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 256 };
 const CHUNKS: usize = (CHUNKS_OF_A_SIZE * (33 - 8 - CHUNKS_OF_A_SIZE.ilog2())) as usize;
 
+/// A field that is written only while its block is the writer's alone: no step of the models.
+type Note = std::sync::atomic::AtomicU32;
+
 /// What is known of one block without the mutex.
 #[derive(Default)]
 pub(crate) struct Link {
     /// 0: the index names no block that may be freed. A generation: that block is live. [`QUEUED`] and a generation
     /// in the low half, perhaps [`PARKED`] too, the next index + 1 in the high half: that block is on the list.
     word: AtomicU64,
-    size_units: AtomicU32,
-    offset_units: AtomicU32,
+    size_units: Note,
+    offset_units: Note,
     /// The region's slot in the low half; above it the slack.
-    slot_and_slack: AtomicU32,
+    slot_and_slack: Note,
 }
 
 /// A block, as its link describes it.
@@ -125,31 +128,35 @@ impl PendingFrees {
     /// Queues a block that was parked: it is claimed, and the caller has taken it out of its magazine.
     pub(crate) fn push_parked(&self, handle: BlockHandle) {
         let Some(link) = self.link(handle.index) else { unreachable!("a parked block has a link") };
-        self.publish(link, handle, QUEUED | PARKED);
+        let head = self.head.load(Ordering::Relaxed);
+        link.word.store(queued(handle, head, QUEUED | PARKED), Ordering::Relaxed);
+        self.publish(link, handle, head, QUEUED | PARKED);
     }
 
     /// Queues a live block. `false` if it was freed or queued before.
     pub(crate) fn push(&self, link: &Link, handle: BlockHandle) -> bool {
-        let (live, word) = (u64::from(handle.generation), queued(handle, 0, QUEUED));
+        let head = self.head.load(Ordering::Relaxed);
+        let (live, word) = (u64::from(handle.generation), queued(handle, head, QUEUED));
         if live == 0 || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }
-        self.publish(link, handle, QUEUED);
+        self.publish(link, handle, head, QUEUED);
         true
     }
 
-    /// Makes a block that is the caller's the head of the list.
-    fn publish(&self, link: &Link, handle: BlockHandle, marks: u64) {
-        let mut head = self.head.load(Ordering::Relaxed);
+    /// Makes a block the head of the list. Its link is queued already, before `head`.
+    fn publish(&self, link: &Link, handle: BlockHandle, mut head: u32, marks: u64) {
         loop {
-            link.word.store(queued(handle, head, marks), Ordering::Relaxed);
             // Release publishes the link. Acquire orders the push before the caller's look at the mutex: whoever has
             // released that without seeing the push did so before.
             match self.head.compare_exchange_weak(head, handle.index + 1, Ordering::AcqRel, Ordering::Relaxed)
             {
                 Ok(_) => return,
-                Err(current) => head = current,
+                Err(current) => {
+                    head = current;
+                    link.word.store(queued(handle, head, marks), Ordering::Relaxed);
+                }
             }
         }
     }

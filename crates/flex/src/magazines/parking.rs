@@ -31,7 +31,9 @@ struct RegionPlace {
 
 /// Whether blocks may be parked, and the regions they may lie in.
 pub(crate) struct ParkingRules {
-    /// How many reasons there are against it: requests under pressure, a limit, or that it is not wanted.
+    /// Whether it is wanted at all.
+    wanted: bool,
+    /// How many reasons there are against it now: requests under pressure, or a limit.
     suspensions: AtomicU32,
     /// The most bytes of a rack.
     most_bytes: u64,
@@ -53,7 +55,8 @@ impl ParkingRules {
             topology.regions().iter().filter(|layout| layout.memory_type == MemoryType::Tensor);
         let tensor_bytes: u64 = tensor_regions.map(RegionLayout::usable_bytes).sum();
         ParkingRules {
-            suspensions: AtomicU32::new(u32::from(!wanted)),
+            wanted,
+            suspensions: AtomicU32::new(0),
             most_bytes: tensor_bytes / PART_OF_A_RACK,
             domain_count: topology.domain_count(),
             regions: topology.regions().iter().map(place).collect(),
@@ -62,19 +65,23 @@ impl ParkingRules {
 
     #[inline]
     fn is_suspended(&self) -> bool {
-        self.suspensions.load(Ordering::Relaxed) != 0
+        !self.wanted || self.suspensions.load(Ordering::Relaxed) != 0
     }
 
     /// From now on no block is parked. A block that was, or is just being parked, is found by whoever takes back what
     /// is parked after this.
     pub(crate) fn suspend(&self) {
-        self.suspensions.fetch_add(1, Ordering::SeqCst);
-        barrier::heavy();
+        if self.wanted {
+            self.suspensions.fetch_add(1, Ordering::SeqCst);
+            barrier::heavy();
+        }
     }
 
     /// Ends what [`suspend`](Self::suspend) began.
     pub(crate) fn resume(&self) {
-        self.suspensions.fetch_sub(1, Ordering::SeqCst);
+        if self.wanted {
+            self.suspensions.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// The class of a block, if blocks like it are parked.
