@@ -188,6 +188,12 @@ impl FlexAllocator {
         Ok(self.lock()?.state()?.waiters.count())
     }
 
+    /// Whether frees are pending. For tests of who drains them, since nearly every look drains.
+    #[doc(hidden)]
+    pub fn has_pending_frees(&self) -> bool {
+        !self.shared.pending.is_empty()
+    }
+
     /// Replaces the memory-pressure callback and returns the previous one. Safe at any time: a callback that is
     /// running is not interrupted.
     ///
