@@ -319,7 +319,7 @@ impl FlexAllocator {
         .map_err(|violation| FlexError::Corrupted(violation.to_string()))
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(shuttle)))]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
