@@ -265,7 +265,7 @@ impl FlexAllocator {
         let suspension = Suspension::begin(&self.shared);
         self.with_drained(|state| {
             match (state.arena.limit_bytes(MemoryType::Tensor), limit) {
-                (None, Some(_)) => parking.suspend(),
+                (None, Some(_)) => parking.suspend_too(),
                 (Some(_), None) => parking.resume(),
                 _ => {}
             }
@@ -383,9 +383,9 @@ impl FlexAllocator {
         mut refusal: Option<FlexError>,
         aftermath: &mut Aftermath,
     ) -> Result<Chunks, FlexError> {
-        let _suspension = Suspension::begin(&self.shared);
+        let _suspension = guard.unlocked(|_| Suspension::begin(&self.shared))?;
         // What was parked between its search and the suspension is found before anything is collected.
-        if self.shared.take_back_parked(guard.state()?) {
+        while self.shared.take_back_parked(guard.state()?) {
             match guard.place(&mut placement, None, &mut refusal) {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unserved::Forked) => return Err(FlexError::Forked),

@@ -13,7 +13,7 @@ use crate::fork::{Forked, is_forked};
 use crate::gate::HookEvent;
 use crate::pressure::{PressureCause, PressureCounters, PressureRequest};
 use crate::rank;
-use crate::regions::Unserved;
+use crate::regions::{PARKED_BATCHES, Unserved};
 use crate::shared::{Shared, State};
 use crate::statistics::Statistics;
 use crate::sync::MutexGuard;
@@ -146,11 +146,13 @@ impl<'a> AllocatorGuard<'a> {
     /// mutex.
     pub(crate) fn drained(&mut self) -> Result<&mut State, Forked> {
         let shared = self.shared;
+        let mut parked_batches = PARKED_BATCHES;
         loop {
             let state = self.state()?;
             shared.drain(state);
-            shared.take_back_parked(state);
-            if shared.pending.is_empty() {
+            let more = parked_batches > 0 && shared.take_back_parked(state);
+            parked_batches -= u32::from(more);
+            if !more && shared.pending.is_empty() {
                 return self.state();
             }
             self.unlocked(|_| ())?;

@@ -24,6 +24,10 @@ const REGION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest step of that wait: waiting releases the mutex without a look at the pending list.
 const REGION_STEP: Duration = Duration::from_millis(20);
 
+/// So many batches of parked blocks are taken back by who does not suspend parking: other threads may park more all the
+/// time. A request under pressure finds the rest.
+pub(crate) const PARKED_BATCHES: u32 = 1024;
+
 /// Why a request was not placed.
 pub(crate) enum Unserved {
     /// No block fits now.
@@ -52,6 +56,7 @@ impl AllocatorGuard<'_> {
         refusal: &mut Option<FlexError>,
     ) -> Result<Chunks, Unserved> {
         let mut deadline = None;
+        let mut parked_batches = PARKED_BATCHES;
         loop {
             let shared = self.shared();
             let state = self.state()?;
@@ -62,8 +67,9 @@ impl AllocatorGuard<'_> {
             match shared.place(state, placement) {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unplaced::NeedsRegion(slot)) => {
-                    if shared.take_back_parked(state) {
+                    if parked_batches > 0 && shared.take_back_parked(state) {
                         state.arena.region_failed(slot); // Not asked for yet.
+                        parked_batches -= 1;
                         continue;
                     }
                     if let Err(error) = self.acquire_region(slot)? {
@@ -72,7 +78,7 @@ impl AllocatorGuard<'_> {
                     }
                 }
                 Err(_) if !shared.pending.is_empty() => self.unlocked(|_| ())?,
-                Err(_) if shared.take_back_parked(state) => {}
+                Err(_) if parked_batches > 0 && shared.take_back_parked(state) => parked_batches -= 1,
                 Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
                 Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
                 Err(Unplaced::RegionBusy) => {

@@ -129,7 +129,7 @@ impl Shared {
         match self.park(link, handle, &record) {
             Parking::Parked(None) => Ok(()),
             Parking::Parked(Some(displaced)) => {
-                self.give_back(&displaced);
+                self.give_back(&displaced.blocks);
                 Ok(())
             }
             Parking::Stale => Err(unknown(handle)),
@@ -175,7 +175,8 @@ impl Shared {
         handle: BlockHandle,
         record: &BlockRecord,
     ) -> Result<(), FlexError> {
-        if !state.magazines.is_empty() {
+        // Also if no magazine is left: the blocks that they handed out outlive them.
+        if self.parking.is_wanted() {
             state.arena.catch_up(handle, record.slack_bytes);
             if !state.arena.covers(Amounts::block(record.size_bytes(), record.slack_bytes)) {
                 // Another thread's magazine handed it out, and has not settled that.

@@ -52,13 +52,18 @@ mod real {
         #[cfg(not(target_os = "linux"))]
         static ON_DEMAND: LazyLock<bool> = LazyLock::new(|| false);
 
+        /// Asks the kernel once, which may take milliseconds.
+        pub(crate) fn prepare() {
+            LazyLock::force(&ON_DEMAND);
+        }
+
         /// For the thread that passes it often.
         #[inline]
         pub(crate) fn light() {
             if *ON_DEMAND { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
         }
 
-        /// For the thread that passes it seldom: some microseconds, and no waiting for anybody.
+        /// For the thread that passes it seldom: some microseconds, in which running threads are interrupted.
         pub(crate) fn heavy() {
             fence(Ordering::SeqCst);
             #[cfg(target_os = "linux")]

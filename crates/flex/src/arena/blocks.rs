@@ -3,8 +3,8 @@
 //! A node is named by its index. Nodes in no region are on the spare list. Node 0 is an edge marker: it has no
 //! size, is never free and stands for "none", so links can be written through it without a test.
 //!
-//! A node's generation changes each time its block is freed, so a handle names one allocation for as long as
-//! 2^24 - 1 allocations of the same node.
+//! A node's generation changes each time its block is freed, here or (unknown to the arena until its release) in a
+//! magazine, so a handle names one allocation for as long as 2^24 - 1 allocations of the same node.
 //!
 //! Protected by the allocator mutex, as all of the arena.
 

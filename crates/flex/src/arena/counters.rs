@@ -399,7 +399,8 @@ impl Arena {
     #[inline]
     pub(crate) fn catch_up(&mut self, handle: BlockHandle, slack_bytes: u8) {
         let node = self.blocks.node_mut(handle.index);
-        if node.generation != handle.generation {
+        // After 2^24 - 1 more allocations the generation is the same again.
+        if node.generation != handle.generation || node.slack_bytes != slack_bytes {
             node.generation = handle.generation;
             let slack_before = std::mem::replace(&mut node.slack_bytes, slack_bytes);
             self.counters.parked.requested_bytes += i64::from(slack_before) - i64::from(slack_bytes);

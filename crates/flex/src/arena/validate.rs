@@ -193,7 +193,7 @@ impl Arena {
             (
                 "inactive split bytes",
                 counters.inactive_split_bytes(),
-                (bytes_of(1) * sum.split.0).wrapping_add(parked.size_bytes as u64),
+                (bytes_of(1) * sum.split.0).saturating_add_signed(parked.size_bytes),
             ),
             ("inactive splits", counters.inactive_split.stat(), sum.split.1),
         ];

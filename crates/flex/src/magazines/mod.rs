@@ -26,6 +26,7 @@ mod models;
 mod tests;
 
 use crate::arena::BlockHandle;
+use crate::shared::InFlight;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use rack::{Class, RACKS, Rack};
 use tally::Tally;
@@ -64,9 +65,9 @@ impl Magazine {
         &self.racks[class.rack()]
     }
 
-    /// Hands every parked block to `receive`. For any thread; the owner may go on meanwhile.
-    pub(crate) fn take_all(&self, mut receive: impl FnMut(BlockHandle)) {
-        self.racks.iter().for_each(|rack| rack.take_all(&mut receive));
+    /// Adds parked blocks to `taken`, up to so many in all. For any thread; the owner may go on meanwhile.
+    pub(crate) fn take_back(&self, taken: &mut Vec<BlockHandle>, most: usize) {
+        self.racks.iter().for_each(|rack| rack.take_back(taken, most));
     }
 
     fn orphan(&self) {
@@ -79,10 +80,17 @@ impl Magazine {
     }
 }
 
+/// Parked blocks that were taken out of their rack, to be given back. Until that is done they count as frees in flight:
+/// a request in need waits for them.
+pub(crate) struct Displaced<'a> {
+    pub(crate) blocks: Vec<BlockHandle>,
+    _in_flight: InFlight<'a>,
+}
+
 /// What came of parking a block.
-pub(crate) enum Parking {
+pub(crate) enum Parking<'a> {
     /// It is parked; these, parked before, are to be given back.
-    Parked(Option<Vec<BlockHandle>>),
+    Parked(Option<Displaced<'a>>),
     /// The handle is stale.
     Stale,
     /// It cannot be parked, and is still live.

@@ -5,15 +5,15 @@
 
 use std::sync::Weak;
 
-use super::rack::Class;
+use super::rack::{Class, Rack};
 use super::tally::{Amounts, Settlement, Tally};
 use super::thread::{self, Own};
-use super::{Magazine, Parking};
+use super::{Displaced, Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
 use crate::arena::{BlockHandle, Placed, RegionSlot};
 use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
 use crate::fork::is_forked;
-use crate::pending::{BlockRecord, Link};
+use crate::pending::{BlockRecord, DRAIN_LIMIT, Link};
 use crate::shared::{InFlight, Shared, State};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -46,6 +46,9 @@ const PART_OF_A_RACK: u64 = 64;
 
 impl ParkingRules {
     pub(crate) fn new(topology: &Topology, wanted: bool) -> ParkingRules {
+        if wanted {
+            barrier::prepare();
+        }
         let place = |layout: &RegionLayout| RegionPlace {
             domain: layout.domain,
             lane: Lane::of(layout.domain, layout.memory_type),
@@ -63,6 +66,12 @@ impl ParkingRules {
         }
     }
 
+    /// Whether blocks are ever parked.
+    #[inline]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
     #[inline]
     fn is_suspended(&self) -> bool {
         !self.wanted || self.suspensions.load(Ordering::Relaxed) != 0
@@ -74,6 +83,13 @@ impl ParkingRules {
         if self.wanted {
             self.suspensions.fetch_add(1, Ordering::SeqCst);
             barrier::heavy();
+        }
+    }
+
+    /// One more reason, while parking is suspended already.
+    pub(crate) fn suspend_too(&self) {
+        if self.wanted {
+            self.suspensions.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -168,7 +184,7 @@ impl Shared {
 
     /// Parks a block instead of freeing it, if blocks like it are parked.
     #[inline]
-    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking {
+    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking<'_> {
         if self.parking.is_suspended() {
             return Parking::Refused;
         }
@@ -191,29 +207,42 @@ impl Shared {
         link: &Link,
         handle: BlockHandle,
         record: &BlockRecord,
-    ) -> Parking {
+    ) -> Parking<'_> {
         let rack = magazine.rack_of(class);
-        let mut displaced = None;
-        if !rack.holds(class) {
-            displaced = rack.adopt(class, self.parking.most_bytes);
-            if displaced.is_none() {
-                return Parking::Refused;
-            }
-        } else if rack.is_full() {
-            displaced = Some(rack.overflow());
+        let holds = rack.holds(class);
+        if !holds && rack.refuses() {
+            return Parking::Refused;
         }
         if !link.claim(handle) {
-            // What was displaced has left its rack.
-            self.give_back(&displaced.unwrap_or_default());
             return Parking::Stale;
+        }
+        let mut displaced = None;
+        if !holds || rack.is_full() {
+            displaced = Some(self.displace(rack, (!holds).then_some(class)));
         }
         magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
         rack.push(handle);
         barrier::light();
         if self.parking.is_suspended() {
-            displaced.get_or_insert_default().extend(rack.pop());
+            displaced.get_or_insert_with(|| self.nothing_displaced()).blocks.extend(rack.pop());
         }
-        Parking::Parked(displaced.filter(|displaced| !displaced.is_empty()))
+        Parking::Parked(displaced)
+    }
+
+    /// Makes room in a rack: for another class, or for one more block.
+    #[cold]
+    fn displace(&self, rack: &Rack, class: Option<Class>) -> Displaced<'_> {
+        let mut displaced = self.nothing_displaced();
+        displaced.blocks = match class {
+            Some(class) => rack.adopt(class, self.parking.most_bytes),
+            None => rack.overflow(),
+        };
+        displaced
+    }
+
+    #[cold]
+    fn nothing_displaced(&self) -> Displaced<'_> {
+        Displaced { blocks: Vec::new(), _in_flight: InFlight::new(&self.frees_in_flight) }
     }
 
     #[cold]
@@ -228,10 +257,10 @@ impl Shared {
         }
     }
 
-    /// Gives parked blocks, taken out of a magazine, back to the arena.
+    /// Gives parked blocks, taken out of a magazine, back to the arena. The caller has a free in flight for them.
     #[cold]
     pub(crate) fn give_back(&self, parked: &[BlockHandle]) {
-        if is_forked() {
+        if is_forked() || parked.is_empty() {
             return;
         }
         if let Some(mut guard) = self.try_lock() {
@@ -242,31 +271,34 @@ impl Shared {
             self.drain(state);
             return;
         }
-        let _in_flight = InFlight::new(&self.frees_in_flight);
         parked.iter().for_each(|&handle| self.pending.push_parked(handle));
         self.after_unlock();
     }
 
-    /// Gives back all that a magazine holds. On any thread, without waiting.
+    /// Gives back all that a magazine holds. On any thread, without waiting; at most a batch in each hold of the mutex.
     pub(crate) fn give_back_all(&self, magazine: &Magazine) {
-        let mut parked = Vec::new();
-        magazine.take_all(|handle| parked.push(handle));
-        self.give_back(&parked);
+        let _in_flight = InFlight::new(&self.frees_in_flight);
+        loop {
+            let mut parked = Vec::new();
+            magazine.take_back(&mut parked, DRAIN_LIMIT);
+            if parked.is_empty() {
+                return;
+            }
+            self.give_back(&parked);
+        }
     }
 
-    /// Gives back what all magazines hold, and settles what went through them. Whether there was anything.
+    /// Gives back what magazines hold, at most a batch, and settles what went through them. Whether there was anything:
+    /// then there may be more.
     pub(crate) fn take_back_parked(&self, state: &mut State) -> bool {
         if state.magazines.is_empty() {
             return false;
         }
         let mut parked = Vec::new();
-        for magazine in &state.magazines {
-            magazine.take_all(|handle| parked.push(handle));
-        }
+        state.magazines.iter().for_each(|magazine| magazine.take_back(&mut parked, DRAIN_LIMIT));
         // The arena's counters know that the blocks were parked before it gets them.
         self.settle_all(state);
         parked.iter().for_each(|&handle| self.release_parked(state, handle));
-        state.magazines.retain(|magazine| !magazine.is_orphaned());
         if !parked.is_empty() {
             self.serve(state);
         }
@@ -303,21 +335,43 @@ impl Shared {
         }
     }
 
-    /// Settles what went through all magazines.
+    /// Settles what went through all magazines, and forgets those of ended threads.
     #[cold]
     pub(crate) fn settle_all(&self, state: &mut State) {
-        // All frees are read first: the placement of each of those blocks is seen then.
-        let freed: Vec<Amounts> = state.magazines.iter().map(|magazine| magazine.tally.freed()).collect();
-        let mut total = Settlement::default();
-        for (magazine, freed) in state.magazines.iter().zip(freed) {
-            let (settlement, settled) = magazine.tally.settlement(freed);
-            total.placed = total.placed.zip(settlement.placed, u64::wrapping_add);
-            total.freed = total.freed.zip(settlement.freed, u64::wrapping_add);
-            total.highest = total.highest.zip(settlement.highest, u64::max);
-            magazine.tally.settle(settled);
-        }
+        // Whose thread had ended before the sums were read is settled for good.
+        let ended: Vec<bool> = state.magazines.iter().map(|magazine| magazine.is_orphaned()).collect();
+        let total = read_all(&state.magazines);
         state.arena.settle(&total);
+        let mut ended = ended.into_iter();
+        state.magazines.retain(|_| ended.next() == Some(false));
     }
+}
+
+/// How often the sums are read again because some thread went on meanwhile.
+const READINGS: usize = 16;
+
+/// What is to be settled of all magazines, which counts as settled.
+fn read_all(magazines: &[Arc<Magazine>]) -> Settlement {
+    let mut readings = Vec::with_capacity(magazines.len());
+    for _ in 0..READINGS {
+        // All frees are read first: the placement of each of those blocks is seen then. Frees that come in between
+        // make the sums too high, so they are read again.
+        let freed: Vec<Amounts> = magazines.iter().map(|magazine| magazine.tally.freed()).collect();
+        readings.clear();
+        readings
+            .extend(magazines.iter().zip(&freed).map(|(magazine, &freed)| magazine.tally.settlement(freed)));
+        if magazines.iter().zip(&freed).all(|(magazine, &freed)| magazine.tally.freed() == freed) {
+            break;
+        }
+    }
+    let mut total = Settlement::default();
+    for (magazine, (settlement, settled)) in magazines.iter().zip(readings) {
+        total.placed = total.placed.zip(settlement.placed, u64::wrapping_add);
+        total.freed = total.freed.zip(settlement.freed, u64::wrapping_add);
+        total.highest = total.highest.zip(settlement.highest, u64::max);
+        magazine.tally.settle(settled);
+    }
+    total
 }
 
 /// Settles what went through one magazine, for its owner, who has the mutex.

@@ -90,24 +90,29 @@ impl Rack {
         self.class.load(Ordering::Relaxed) == class.0
     }
 
-    /// Makes it one for blocks of another class, up to so many bytes, if it is empty or has been in the way for long
-    /// enough. Returns what was in it, to be given back. For the owner.
-    #[inline(never)]
-    pub(crate) fn adopt(&self, class: Class, most_bytes: u64) -> Option<Vec<BlockHandle>> {
+    /// Whether it refuses a block of another class: until it is empty or has been in the way for long enough. For the
+    /// owner.
+    #[inline]
+    pub(crate) fn refuses(&self) -> bool {
         let refusals = self.refusals.load(Ordering::Relaxed);
-        if self.top.load(Ordering::Relaxed) != 0 && refusals < PATIENCE {
-            self.refusals.store(refusals + 1, Ordering::Relaxed);
-            return None;
-        }
+        let refuses = self.top.load(Ordering::Relaxed) != 0 && refusals < PATIENCE;
+        self.refusals.store(refusals + u32::from(refuses), Ordering::Relaxed);
+        refuses
+    }
+
+    /// Makes it one for blocks of another class, up to so many bytes. Returns what was in it, to be given back. For the
+    /// owner.
+    #[inline(never)]
+    pub(crate) fn adopt(&self, class: Class, most_bytes: u64) -> Vec<BlockHandle> {
         let displaced = std::iter::from_fn(|| self.pop()).collect();
         let limit = (most_bytes / class.size_bytes()).clamp(FEWEST, SLOTS as u64);
         self.limit.store(limit as u32, Ordering::Relaxed);
         self.class.store(class.0, Ordering::Relaxed);
         self.refusals.store(0, Ordering::Relaxed);
-        Some(displaced)
+        displaced
     }
 
-    /// A block of its own class was taken. For the owner.
+    /// A block of its own class was asked for. For the owner.
     #[inline]
     pub(crate) fn was_useful(&self) {
         self.refusals.store(0, Ordering::Relaxed);
@@ -153,13 +158,14 @@ impl Rack {
         blocks
     }
 
-    /// Hands every block to `receive`. For any thread.
-    pub(crate) fn take_all(&self, receive: &mut impl FnMut(BlockHandle)) {
+    /// Adds its blocks to `taken`, up to so many in all. For any thread.
+    pub(crate) fn take_back(&self, taken: &mut Vec<BlockHandle>, most: usize) {
         for slot in self.slots.get().iter().flat_map(|slots| slots.iter()) {
-            if slot.load(Ordering::Relaxed) != 0
-                && let Some(handle) = empty(slot)
-            {
-                receive(handle);
+            if taken.len() >= most {
+                return;
+            }
+            if slot.load(Ordering::Relaxed) != 0 {
+                taken.extend(empty(slot));
             }
         }
     }

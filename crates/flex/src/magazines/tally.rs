@@ -5,7 +5,8 @@
 //! those it adds to, the holder of the mutex the settled ones.
 //!
 //! Peaks are exact if one thread allocates: the owner keeps the highest balance since it was settled. With more threads
-//! a peak may miss what others hold at that moment without having settled it.
+//! a peak may miss what others hold at that moment without having settled it, and may be too high by what one of them
+//! allocates and frees while its sums are read.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

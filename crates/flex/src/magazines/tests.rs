@@ -246,6 +246,53 @@ fn a_free_after_the_magazines_are_gone_reaches_the_arena() {
 }
 
 #[test]
+fn what_a_magazine_handed_out_is_freed_after_all_magazines_are_gone() {
+    let allocator = allocator(1 << 20);
+    let remote = allocator.clone();
+    let reused = move || {
+        warm(&remote);
+        let first = allocate(&remote, 256).0;
+        remote.free_block(first).unwrap();
+        let second = allocate(&remote, 200).0;
+        assert_ne!(first, second);
+        second
+    };
+    let handle = thread::spawn(reused).join().unwrap();
+    allocator.set_limit_bytes(Some(1 << 20)).unwrap();
+    assert_eq!(allocator.shared().lock().unwrap().state().unwrap().magazines.len(), 0);
+    assert_eq!(allocator.statistics().unwrap().requested_bytes.current, 200);
+    allocator.free_block(handle).unwrap();
+    assert_empty(&allocator);
+}
+
+#[test]
+fn magazines_of_ended_threads_do_not_pile_up() {
+    let allocator = allocator(1 << 20);
+    for _ in 0..20 {
+        let remote = allocator.clone();
+        let park = move || {
+            warm(&remote);
+            drop(owned(&remote, 256));
+        };
+        thread::spawn(park).join().unwrap();
+        let known = allocator.shared().lock().unwrap().state().unwrap().magazines.len();
+        assert!(known <= 2, "{known}");
+    }
+    assert_eq!(occupied_blocks(&allocator), 0);
+    assert_empty(&allocator);
+}
+
+#[test]
+fn more_than_a_batch_is_taken_back() {
+    let allocator = allocator(1 << 30);
+    warm(&allocator);
+    let blocks: Vec<_> = (0..600).map(|k| owned(&allocator, 128 * (1 + k % 3))).collect();
+    drop(blocks);
+    assert!(occupied_blocks(&allocator) > 256);
+    assert_empty(&allocator);
+}
+
+#[test]
 fn an_allocator_may_end_before_its_threads() {
     let first = allocator(1 << 20);
     warm(&first);

@@ -42,6 +42,8 @@ pub(crate) mod barrier {
 
     use super::checker::sync::atomic::{Ordering, fence};
 
+    pub(crate) fn prepare() {}
+
     pub(crate) fn light() {
         fence(Ordering::SeqCst);
     }
