@@ -383,7 +383,8 @@ impl FlexAllocator {
         mut refusal: Option<FlexError>,
         aftermath: &mut Aftermath,
     ) -> Result<Chunks, FlexError> {
-        let _suspension = guard.unlocked(|_| Suspension::begin(&self.shared))?;
+        let wanted = self.shared.parking.is_wanted();
+        let _suspension = wanted.then(|| guard.unlocked(|_| Suspension::begin(&self.shared))).transpose()?;
         // What was parked between its search and the suspension is found before anything is collected.
         while self.shared.take_back_parked(guard.state()?) {
             match guard.place(&mut placement, None, &mut refusal) {
