@@ -130,7 +130,7 @@ impl FlexAllocator {
     /// [`FlexError::UnknownAllocation`] if the handle is stale; nothing changes then.
     pub fn free_block(&self, handle: BlockHandle) -> Result<(), FlexError> {
         if self.shared.poison && !is_forked() {
-            let chunk = self.shared.lookup(handle).map(|(chunk, _)| chunk);
+            let chunk = self.shared.lookup(handle);
             let unknown = FlexError::UnknownAllocation { index: handle.index, generation: handle.generation };
             return self.shared.free_chunk(Placed { handle, chunk: chunk.ok_or(unknown)? });
         }
@@ -150,7 +150,7 @@ impl FlexAllocator {
         if is_forked() {
             return Err(FlexError::Forked);
         }
-        Ok(self.shared.lookup(handle).map(|(chunk, _)| chunk))
+        Ok(self.shared.lookup(handle))
     }
 
     /// Whether a host address lies in an acquired region of a host-addressable device.
@@ -262,7 +262,7 @@ impl FlexAllocator {
     pub fn set_limit_bytes(&self, limit: Option<u64>) -> Result<(), FlexError> {
         let parking = &self.shared.parking;
         // For as long as there is a limit: it is the arena that keeps it.
-        let suspension = Suspension::begin(&self.shared);
+        let _suspension = Suspension::begin(&self.shared);
         self.with_drained(|state| {
             match (state.arena.limit_bytes(MemoryType::Tensor), limit) {
                 (None, Some(_)) => parking.suspend_too(),
@@ -271,9 +271,7 @@ impl FlexAllocator {
             }
             state.arena.set_limit_bytes(limit);
             self.shared.serve(state);
-        })?;
-        drop(suspension);
-        Ok(())
+        })
     }
 
     /// Every acquired region with its blocks. Walks all blocks under the mutex: for looking, not for hot paths.

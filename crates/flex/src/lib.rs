@@ -63,6 +63,8 @@ mod regions;
 mod shared;
 pub mod statistics;
 mod sync;
+#[cfg(test)]
+mod test_device;
 pub mod topology;
 pub mod units;
 

@@ -13,41 +13,11 @@ use crate::gate::{Collected, Entry, Gate, Generation, Reclaimer, ThreadToken};
 use crate::pressure::collecting::{self, Gaps, GateCollection};
 use crate::pressure::{Hints, SkipReason};
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::test_device::Addresses;
 use crate::{
-    ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, CompositeAddress, Device, DeviceError, DomainId,
-    FlexAllocator, FlexError, MemoryType, RegionId, Topology, Unlocked, VirtualAddress,
+    ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, CompositeAddress, FlexAllocator, FlexError,
+    Topology, Unlocked,
 };
-
-/// A device whose regions are numbers.
-#[derive(Debug, Default)]
-struct ModelDevice(AtomicU64);
-
-impl Device for ModelDevice {
-    fn name(&self) -> &str {
-        "model"
-    }
-    fn capacity_bytes(&self) -> u64 {
-        u64::MAX
-    }
-    fn acquire_region(&self, _: u64, _: DomainId, _: MemoryType) -> Result<RegionId, DeviceError> {
-        Ok(RegionId(self.0.fetch_add(1, Ordering::Relaxed)))
-    }
-    fn release_region(&self, _: RegionId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn can_release_regions(&self) -> bool {
-        true
-    }
-    fn copy_in(&self, _: VirtualAddress, _: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn copy_out(&self, _: VirtualAddress, _: &mut [u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn fill(&self, _: VirtualAddress, _: u64, _: u8) -> Result<(), DeviceError> {
-        Ok(())
-    }
-}
 
 pub(crate) const BLOCK: u64 = ALIGNMENT_BYTES;
 
@@ -64,7 +34,7 @@ pub(crate) fn allocator_with_magazines(blocks: u64) -> FlexAllocator {
 fn allocator_with(blocks: u64, magazines: bool) -> FlexAllocator {
     let topology = Topology::uniform(blocks * BLOCK).unwrap();
     let options = AllocatorOptions { magazines, ..AllocatorOptions::default() };
-    FlexAllocator::new(Arc::new(ModelDevice::default()), &topology, options).unwrap()
+    FlexAllocator::new(Arc::new(Addresses::default()), &topology, options).unwrap()
 }
 
 pub(crate) fn allocate(allocator: &FlexAllocator) -> Result<CompositeAddress, FlexError> {

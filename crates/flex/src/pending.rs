@@ -66,11 +66,6 @@ impl BlockRecord {
     pub(crate) fn size_bytes(&self) -> u64 {
         u64::from(self.size_units) * ALIGNMENT_BYTES
     }
-
-    /// Bytes asked for.
-    pub(crate) fn requested_bytes(&self) -> u64 {
-        self.size_bytes() - u64::from(self.slack_bytes)
-    }
 }
 
 /// The pending frees of one allocator.

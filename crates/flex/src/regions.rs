@@ -66,19 +66,20 @@ impl AllocatorGuard<'_> {
             }
             match shared.place(state, placement) {
                 Ok(chunks) => return Ok(chunks),
-                Err(Unplaced::NeedsRegion(slot)) => {
-                    if parked_batches > 0 && shared.take_back_parked(state) {
+                Err(unplaced) if parked_batches > 0 && shared.take_back_parked(state) => {
+                    if let Unplaced::NeedsRegion(slot) = unplaced {
                         state.arena.region_failed(slot); // Not asked for yet.
-                        parked_batches -= 1;
-                        continue;
                     }
+                    parked_batches -= 1;
+                    self.unlocked(|_| ())?;
+                }
+                Err(Unplaced::NeedsRegion(slot)) => {
                     if let Err(error) = self.acquire_region(slot)? {
                         placement.refused.push(slot);
                         refusal.get_or_insert(error);
                     }
                 }
                 Err(_) if !shared.pending.is_empty() => self.unlocked(|_| ())?,
-                Err(_) if parked_batches > 0 && shared.take_back_parked(state) => parked_batches -= 1,
                 Err(Unplaced::Exhausted) => return Err(Unserved::Exhausted),
                 Err(Unplaced::Impossible) => return Err(Unserved::Impossible),
                 Err(Unplaced::RegionBusy) => {

@@ -202,10 +202,10 @@ impl Shared {
         self.pending.prepare(placed.handle, &arena.record_of(placed.handle));
     }
 
-    /// The chunk of a live block and the bytes asked for.
-    pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<(Chunk, u64)> {
+    /// The chunk of a live block.
+    pub(crate) fn lookup(&self, handle: BlockHandle) -> Option<Chunk> {
         let record = self.pending.is_live(handle).then(|| self.pending.record(handle.index))??;
-        Some((self.parking.chunk_of(&record), record.requested_bytes()))
+        Some(self.parking.chunk_of(&record))
     }
 }
 

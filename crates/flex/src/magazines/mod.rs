@@ -3,7 +3,7 @@
 //!
 //! [`Magazine`] is one thread's of one allocator: [`rack`]s of blocks of one size, and [`tally`] of what went through
 //! them, for the statistics. [`thread`] finds the calling thread's magazine and empties it when the thread ends;
-//! [`parking`] is how the allocator uses them.
+//! [`parking`] is how the allocator uses them, [`settling`] how its counters follow.
 //!
 //! To the arena a parked block is occupied; to everybody else it is free. Whoever looks at the allocator as a whole,
 //! and whoever finds it exhausted, first takes back what all magazines hold: a swap for each block, whatever its owner
@@ -17,6 +17,7 @@
 
 pub(crate) mod parking;
 pub(crate) mod rack;
+pub(crate) mod settling;
 pub(crate) mod tally;
 pub(crate) mod thread;
 
@@ -51,7 +52,7 @@ impl Magazine {
     /// A parked block of a class. For the owner.
     #[inline]
     fn take(&self, class: Class) -> Option<BlockHandle> {
-        let rack = &self.racks[class.rack()];
+        let rack = self.rack_of(class);
         if !rack.holds(class) {
             return None;
         }

@@ -6,7 +6,7 @@
 use std::sync::Weak;
 
 use super::rack::{Class, Rack};
-use super::tally::{Amounts, Settlement, Tally};
+use super::tally::Amounts;
 use super::thread::{self, Own};
 use super::{Displaced, Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
@@ -161,8 +161,7 @@ impl Shared {
         if directive.policy() != PlacementPolicy::Bind || !exist {
             return None;
         }
-        let lanes = domains.iter().map(|&domain| Lane::of(domain, directive.memory_type()));
-        lanes.into_iter().find_map(|lane| self.take_of(lane, bytes))
+        domains.iter().find_map(|&domain| self.take_of(Lane::of(domain, directive.memory_type()), bytes))
     }
 
     #[inline]
@@ -309,78 +308,5 @@ impl Shared {
     pub(crate) fn release_parked(&self, state: &mut State, handle: BlockHandle) {
         let released = state.arena.release_parked(handle);
         debug_assert!(released.is_ok(), "a parked block is occupied: {released:?}");
-    }
-
-    /// Settles what went through this thread's magazine, so that a peak is seen before the arena's counters rise.
-    #[inline]
-    pub(crate) fn settle_own(&self, state: &mut State) {
-        if !state.magazines.is_empty() {
-            thread::with_own(self.id, |magazine| {
-                if !magazine.tally.is_settled() {
-                    settle(state, &magazine.tally);
-                }
-            });
-        }
-    }
-
-    /// As [`settle_own`](Self::settle_own), before they fall: if only frees are unsettled, there is no peak to be seen.
-    #[inline]
-    pub(crate) fn settle_placements(&self, state: &mut State) {
-        if !state.magazines.is_empty() {
-            thread::with_own(self.id, |magazine| {
-                if !magazine.tally.has_settled_placements() {
-                    settle(state, &magazine.tally);
-                }
-            });
-        }
-    }
-
-    /// Settles what went through all magazines, and forgets those of ended threads.
-    #[cold]
-    pub(crate) fn settle_all(&self, state: &mut State) {
-        // Whose thread had ended before the sums were read is settled for good.
-        let ended: Vec<bool> = state.magazines.iter().map(|magazine| magazine.is_orphaned()).collect();
-        let total = read_all(&state.magazines);
-        state.arena.settle(&total);
-        let mut ended = ended.into_iter();
-        state.magazines.retain(|_| ended.next() == Some(false));
-    }
-}
-
-/// How often the sums are read again because some thread went on meanwhile.
-const READINGS: usize = 16;
-
-/// What is to be settled of all magazines, which counts as settled.
-fn read_all(magazines: &[Arc<Magazine>]) -> Settlement {
-    let mut readings = Vec::with_capacity(magazines.len());
-    for _ in 0..READINGS {
-        // All frees are read first: the placement of each of those blocks is seen then. Frees that come in between
-        // make the sums too high, so they are read again.
-        let freed: Vec<Amounts> = magazines.iter().map(|magazine| magazine.tally.freed()).collect();
-        readings.clear();
-        readings
-            .extend(magazines.iter().zip(&freed).map(|(magazine, &freed)| magazine.tally.settlement(freed)));
-        if magazines.iter().zip(&freed).all(|(magazine, &freed)| magazine.tally.freed() == freed) {
-            break;
-        }
-    }
-    let mut total = Settlement::default();
-    for (magazine, (settlement, settled)) in magazines.iter().zip(readings) {
-        total.placed = total.placed.zip(settlement.placed, u64::wrapping_add);
-        total.freed = total.freed.zip(settlement.freed, u64::wrapping_add);
-        total.highest = total.highest.zip(settlement.highest, u64::max);
-        magazine.tally.settle(settled);
-    }
-    total
-}
-
-/// Settles what went through one magazine, for its owner, who has the mutex.
-#[inline(never)]
-fn settle(state: &mut State, tally: &Tally) {
-    let (settlement, settled) = tally.settlement(tally.freed());
-    // Else this thread has freed what another one placed and has not settled.
-    if state.arena.covers_settlement(&settlement) {
-        state.arena.settle(&settlement);
-        tally.settle(settled);
     }
 }

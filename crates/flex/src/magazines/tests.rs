@@ -10,48 +10,17 @@ use proptest::prelude::*;
 use super::rack::{Class, LARGEST_UNITS, PATIENCE};
 use crate::directive::Lane;
 use crate::pressure::{SharedCallback, Verdict};
+use crate::test_device::Addresses;
 use crate::{
-    ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, Device,
-    DeviceError, DomainId, FlexAllocator, FlexError, MemoryType, RegionId, RegionLayout, Stat, Topology,
-    VirtualAddress,
+    ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, DomainId,
+    FlexAllocator, FlexError, MemoryType, RegionLayout, Stat, Topology,
 };
-
-/// A device without memory.
-#[derive(Debug)]
-struct Addresses;
-
-impl Device for Addresses {
-    fn name(&self) -> &str {
-        "addresses"
-    }
-    fn capacity_bytes(&self) -> u64 {
-        u64::MAX
-    }
-    fn acquire_region(&self, _: u64, _: DomainId, _: MemoryType) -> Result<RegionId, DeviceError> {
-        Ok(RegionId(7))
-    }
-    fn release_region(&self, _: RegionId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn can_release_regions(&self) -> bool {
-        true
-    }
-    fn copy_in(&self, _: VirtualAddress, _: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn copy_out(&self, _: VirtualAddress, _: &mut [u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn fill(&self, _: VirtualAddress, _: u64, _: u8) -> Result<(), DeviceError> {
-        Ok(())
-    }
-}
 
 const KIB: u64 = 1024;
 
 fn allocator(capacity_bytes: u64) -> FlexAllocator {
     let topology = Topology::uniform(capacity_bytes).unwrap();
-    FlexAllocator::new(Arc::new(Addresses), &topology, AllocatorOptions::default()).unwrap()
+    FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap()
 }
 
 fn allocate(allocator: &FlexAllocator, bytes: u64) -> (BlockHandle, Chunk) {
@@ -395,7 +364,8 @@ fn a_request_for_any_of_several_domains_takes_what_is_parked_of_one() {
         size_bytes: 1 << 20,
     };
     let topology = Topology::custom(vec![layout(0), layout(1)]).unwrap();
-    let allocator = FlexAllocator::new(Arc::new(Addresses), &topology, AllocatorOptions::default()).unwrap();
+    let allocator =
+        FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap();
     let directive = |domains: &[u32]| {
         let domains = domains.iter().map(|&domain| DomainId(domain));
         AllocationDirective::builder().domains(domains).build().unwrap()
