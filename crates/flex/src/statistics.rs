@@ -97,7 +97,8 @@ pub struct Statistics {
     pub num_alloc_retries: u64,
     /// Usable bytes of all tensor regions, acquired or not.
     pub capacity_bytes: u64,
-    /// Bytes in free blocks; a region not acquired is one free block.
+    /// Bytes that are not allocated; a region not acquired is free. Blocks that a thread is giving back together may not
+    /// yet have coalesced.
     pub free_bytes: u64,
     /// The largest free block, in bytes.
     pub largest_free_bytes: u64,
@@ -119,7 +120,7 @@ pub struct ProgramStatistics {
     pub reserved_bytes: Stat,
     /// Usable bytes of all program regions, acquired or not.
     pub capacity_bytes: u64,
-    /// Bytes in free blocks; a region not acquired is one free block.
+    /// Bytes that are not allocated; a region not acquired is free.
     pub free_bytes: u64,
 }
 

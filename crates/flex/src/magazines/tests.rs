@@ -464,14 +464,32 @@ proptest! {
 }
 
 #[test]
+fn a_block_on_its_way_back_is_free() {
+    let allocator = allocator(1 << 20);
+    warm(&allocator);
+    let block = allocate(&allocator, 1000);
+    allocator.free_block(block.0).unwrap();
+    let mut taken = Vec::new();
+    let magazines = allocator.shared().lock().unwrap().state().unwrap().magazines.clone();
+    magazines.iter().for_each(|magazine| magazine.take_back(&mut taken, usize::MAX));
+    assert_eq!(taken.len(), 1);
+    let statistics = allocator.statistics().unwrap();
+    assert_eq!((statistics.allocated_bytes.current, statistics.free_bytes), (0, statistics.capacity_bytes));
+    assert_eq!(occupied_blocks(&allocator), 1);
+    allocator.shared().give_back(&taken);
+    assert_empty(&allocator);
+}
+
+#[test]
 fn threads_free_each_others_blocks_and_nothing_is_lost() {
     const ROUNDS: usize = 300;
     let allocator = allocator(4 << 20);
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..3).map(|_| mpsc::sync_channel(4)).unzip();
     thread::scope(|scope| {
+        let mut threads = Vec::new();
         for (thread, (sender, receiver)) in senders.iter().cycle().skip(1).zip(receivers).enumerate() {
             let (sender, allocator) = (sender.clone(), &allocator);
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 for round in 0..ROUNDS {
                     let sizes = (0..24_u64).map(|k| 100 + 700 * ((k + round as u64) % 5));
                     let blocks: Vec<_> = sizes.map(|bytes| owned(allocator, bytes)).collect();
@@ -482,8 +500,10 @@ fn threads_free_each_others_blocks_and_nothing_is_lost() {
                         allocator.statistics().unwrap();
                     }
                 }
-            });
+            }));
         }
+        // A scope waits for what its threads run, not for the end of their thread-locals.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     let statistics = allocator.statistics().unwrap();
     assert_eq!(statistics.allocation.allocated, (3 * ROUNDS * 24) as u64);
