@@ -1,12 +1,16 @@
 //! `make bench`: all measurements one after the other, with a table for each, and the ratios they come to.
 
+use std::sync::Mutex;
+
 use anyhow::Result;
+use flex::FlexAllocator;
 use serde_json::json;
 
 use crate::measure::clock::Clock;
 use crate::measure::latency::Probed;
 use crate::measure::packing::Packed;
 use crate::measure::replay::gibibytes;
+use crate::measure::threads::SharedPeer;
 use crate::measure::time::{PairTimes, Timed};
 use crate::measure::{locked, mean, metadata, overlap, packing, threads};
 use crate::peers::Peer;
@@ -230,13 +234,32 @@ fn metadata_sizes(traces: &[(Workload, Trace)], report: &mut Report) {
 }
 
 fn thread_counts(report: &mut Report) {
-    let [one, two, four] = [1, 2, 4].map(threads::pairs_per_microsecond);
-    println!("\npairs a microsecond: one thread {one:.2}, two {two:.2}, four {four:.2}");
-    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        report.missing("threads2.over_one", "the machine has one processor".into());
-    } else {
-        report.set("threads2.over_one", two / one);
+    threads_with(report, "1 MiB", threads::MIXED_BYTES, ["threads2.over_one", "threads2.mimalloc_over_one"]);
+    let small = ["threads2.small.over_one", "threads2.small.mimalloc_over_one"];
+    threads_with(report, "64 KiB", threads::SMALL_BYTES, small);
+}
+
+/// Sets what two threads do over what one does: of ours, and of mimalloc.
+fn threads_with(report: &mut Report, most: &str, most_bytes: u64, keys: [&'static str; 2]) {
+    println!("\npairs a microsecond, sizes up to {most:<9} one      two     four");
+    let ours = threads_of::<FlexAllocator>("FlexAllocator", most_bytes);
+    threads_of::<Mutex<OffsetAllocator>>("offset-allocator behind a mutex", most_bytes);
+    let limit = threads_of::<Mimalloc>(Mimalloc::NAME, most_bytes);
+    let one_processor = std::thread::available_parallelism().map_or(1, usize::from) < 2;
+    for (key, ratio) in keys.into_iter().zip([ours, limit]) {
+        if one_processor {
+            report.missing(key, "the machine has one processor".into());
+        } else {
+            report.set(key, ratio);
+        }
     }
+}
+
+/// Prints one line; returns two threads over one.
+fn threads_of<P: SharedPeer>(name: &str, most_bytes: u64) -> f64 {
+    let [one, two, four] = [1, 2, 4].map(|count| threads::pairs_per_microsecond::<P>(count, most_bytes));
+    println!("{name:<38} {one:>8.2} {two:>8.2} {four:>8.2}");
+    two / one
 }
 
 fn pack(workload: Workload, seeds: Seeds, report: &mut Report) {

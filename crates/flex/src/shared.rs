@@ -81,8 +81,7 @@ impl Shared {
                 return self.release_parked(state, block.handle);
             }
             let Some(record) = self.pending.record(block.handle.index) else { return };
-            let released = self.release_claimed(state, block.handle, &record);
-            debug_assert!(released.is_ok(), "a queued block is live: {released:?}");
+            self.release_claimed(state, block.handle, &record);
         });
         self.serve(state);
     }
@@ -121,60 +120,61 @@ impl Shared {
         if is_forked() {
             return Ok(());
         }
-        let Some(link) = self.pending.link(handle.index) else { return Err(unknown(handle)) };
+        // An error is large: it is made here and nowhere below.
+        if self.free_once(handle) { Ok(()) } else { Err(unknown(handle)) }
+    }
+
+    /// Frees a block; `false` if the handle is stale.
+    #[inline]
+    fn free_once(&self, handle: BlockHandle) -> bool {
+        let Some(link) = self.pending.link(handle.index) else { return false };
         let record = link.record();
         if collecting::kind().is_some() {
             self.counters.count_freed(record.size_bytes());
         }
         match self.park(link, handle, &record) {
-            Parking::Parked(None) => Ok(()),
-            Parking::Parked(Some(displaced)) => {
-                self.give_back(&displaced.blocks);
-                Ok(())
-            }
-            Parking::Stale => Err(unknown(handle)),
+            Parking::Parked => true,
+            Parking::Stale => false,
             Parking::Refused => self.free_directly(link, handle, &record),
         }
     }
 
-    /// Frees a block without parking it.
-    fn free_directly(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Result<(), FlexError> {
+    /// Frees a block without parking it; `false` if the handle is stale.
+    fn free_directly(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> bool {
         if let Some(mut guard) = self.try_lock() {
             let shared = guard.shared();
-            let Ok(state) = guard.state() else { return Ok(()) };
+            let Ok(state) = guard.state() else { return true };
             shared.settle_placements(state);
             if !link.claim(handle) {
-                return Err(unknown(handle));
+                return false;
             }
-            shared.release_claimed(state, handle, record)?;
+            shared.release_claimed(state, handle, record);
             shared.serve(state);
             shared.drain(state);
-            return Ok(());
+            return true;
         }
         let _in_flight = InFlight::new(&self.frees_in_flight);
         if !self.pending.push(link, handle) {
-            return Err(unknown(handle));
+            return false;
         }
         self.after_unlock();
-        Ok(())
+        true
     }
 
     /// Gives a block back to the arena, once, whoever else tries to free it.
     pub(crate) fn release(&self, state: &mut State, handle: BlockHandle) -> Result<(), FlexError> {
         match self.pending.link(handle.index) {
-            Some(link) if link.claim(handle) => self.release_claimed(state, handle, &link.record()),
+            Some(link) if link.claim(handle) => {
+                self.release_claimed(state, handle, &link.record());
+                Ok(())
+            }
             _ => Err(unknown(handle)),
         }
     }
 
     /// Gives a block back that its owner has freed and this thread has claimed.
     #[inline]
-    fn release_claimed(
-        &self,
-        state: &mut State,
-        handle: BlockHandle,
-        record: &BlockRecord,
-    ) -> Result<(), FlexError> {
+    fn release_claimed(&self, state: &mut State, handle: BlockHandle, record: &BlockRecord) {
         // Also if no magazine is left: the blocks that they handed out outlive them.
         if self.parking.is_wanted() {
             state.arena.catch_up(handle, record.slack_bytes);
@@ -183,7 +183,8 @@ impl Shared {
                 self.settle_all(state);
             }
         }
-        state.arena.release(handle).map(drop)
+        let released = state.arena.release(handle);
+        debug_assert!(released.is_ok(), "a claimed block is occupied: {released:?}");
     }
 
     /// As [`free`](Self::free), filling the block first if blocks are poisoned: it is still the caller's.

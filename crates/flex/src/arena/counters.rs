@@ -469,8 +469,7 @@ impl Arena {
 
     /// What is not allocated is free, also what a magazine is just giving back and the regions do not yet know of.
     fn figures_of(&self, memory_type: MemoryType) -> Figures {
-        let mut figures =
-            self.figures_where(|_, region| (region.memory_type == memory_type).then_some(true));
+        let mut figures = self.figures_where(|_, region| (region.memory_type == memory_type).then_some(true));
         let allocated_bytes = self.counters.of(memory_type).allocated_bytes.stat().current;
         figures.free_bytes = figures.capacity_bytes.saturating_sub(allocated_bytes);
         figures.limited_to(self.limit_left_bytes(memory_type))

@@ -26,15 +26,17 @@ mod models;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
+use std::sync::OnceLock;
+
 use crate::arena::BlockHandle;
-use crate::shared::InFlight;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use rack::{Class, RACKS, Rack};
 use tally::Tally;
 
 /// The small blocks that one thread keeps, of one allocator.
 pub(crate) struct Magazine {
-    racks: [Rack; RACKS],
+    /// Made when a block is first parked there.
+    racks: [OnceLock<Box<Rack>>; RACKS],
     pub(crate) tally: Tally,
     /// Its thread has ended.
     orphaned: AtomicBool,
@@ -42,17 +44,21 @@ pub(crate) struct Magazine {
 
 impl Magazine {
     pub(crate) fn new() -> Magazine {
-        Magazine {
-            racks: std::array::from_fn(|_| Rack::new()),
+        let magazine = Magazine {
+            racks: [const { OnceLock::new() }; RACKS],
             tally: Tally::default(),
             orphaned: AtomicBool::new(false),
+        };
+        if cfg!(all(test, loom)) {
+            magazine.racks[0].get_or_init(Box::default); // loom does not see what a `OnceLock` orders.
         }
+        magazine
     }
 
     /// A parked block of a class. For the owner.
     #[inline]
     fn take(&self, class: Class) -> Option<BlockHandle> {
-        let rack = self.rack_of(class);
+        let rack = self.racks[class.rack()].get()?;
         if !rack.holds(class) {
             return None;
         }
@@ -63,12 +69,12 @@ impl Magazine {
     /// The rack where blocks of a class belong. For the owner.
     #[inline]
     fn rack_of(&self, class: Class) -> &Rack {
-        &self.racks[class.rack()]
+        self.racks[class.rack()].get_or_init(Box::default)
     }
 
     /// Adds parked blocks to `taken`, up to so many in all. For any thread; the owner may go on meanwhile.
     pub(crate) fn take_back(&self, taken: &mut Vec<BlockHandle>, most: usize) {
-        self.racks.iter().for_each(|rack| rack.take_back(taken, most));
+        self.racks.iter().filter_map(OnceLock::get).for_each(|rack| rack.take_back(taken, most));
     }
 
     fn orphan(&self) {
@@ -81,17 +87,9 @@ impl Magazine {
     }
 }
 
-/// Parked blocks that were taken out of their rack, to be given back. Until that is done they count as frees in flight:
-/// a request in need waits for them.
-pub(crate) struct Displaced<'a> {
-    pub(crate) blocks: Vec<BlockHandle>,
-    _in_flight: InFlight<'a>,
-}
-
 /// What came of parking a block.
-pub(crate) enum Parking<'a> {
-    /// It is parked; these, parked before, are to be given back.
-    Parked(Option<Displaced<'a>>),
+pub(crate) enum Parking {
+    Parked,
     /// The handle is stale.
     Stale,
     /// It cannot be parked, and is still live.

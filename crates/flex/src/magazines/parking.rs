@@ -8,7 +8,7 @@ use std::sync::Weak;
 use super::rack::{Class, Rack};
 use super::tally::Amounts;
 use super::thread::{self, Own};
-use super::{Displaced, Magazine, Parking};
+use super::{Magazine, Parking};
 use crate::address::{Chunk, VirtualAddress};
 use crate::arena::{BlockHandle, Placed, RegionSlot};
 use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
@@ -166,13 +166,18 @@ impl Shared {
 
     #[inline]
     fn take_of(&self, lane: Lane, bytes: u64) -> Option<Placed> {
-        let class = Class::wanted(bytes, lane)?;
+        self.take_of_class(Class::wanted(bytes, lane)?, bytes)
+    }
+
+    #[inline(never)]
+    fn take_of_class(&self, class: Class, bytes: u64) -> Option<Placed> {
         let taken = thread::with_own(self.id, |magazine| {
             let claimed = magazine.take(class)?;
             // Rounding adds less than 128 bytes.
             let slack_bytes = (class.size_bytes() - bytes) as u8;
             let (handle, record) = self.pending.renew(claimed, slack_bytes)?;
             magazine.tally.place(Amounts::block(class.size_bytes(), slack_bytes));
+            thread::note_unsettled();
             Some(Placed { handle, chunk: self.parking.chunk_of(&record) })
         });
         match taken {
@@ -183,7 +188,7 @@ impl Shared {
 
     /// Parks a block instead of freeing it, if blocks like it are parked.
     #[inline]
-    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking<'_> {
+    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking {
         if self.parking.is_suspended() {
             return Parking::Refused;
         }
@@ -206,7 +211,30 @@ impl Shared {
         link: &Link,
         handle: BlockHandle,
         record: &BlockRecord,
-    ) -> Parking<'_> {
+    ) -> Parking {
+        let rack = magazine.rack_of(class);
+        if !rack.holds(class) || rack.is_full() {
+            return self.park_in_place_of_others(magazine, class, link, handle, record);
+        }
+        if !link.claim(handle) {
+            return Parking::Stale;
+        }
+        if self.is_suspended_after_pushing(magazine, rack, handle, record) {
+            self.give_back_newest(rack);
+        }
+        Parking::Parked
+    }
+
+    /// Parks where a block can only be parked if others give way: those of another class, or some of its own.
+    #[inline(never)]
+    fn park_in_place_of_others(
+        &self,
+        magazine: &Magazine,
+        class: Class,
+        link: &Link,
+        handle: BlockHandle,
+        record: &BlockRecord,
+    ) -> Parking {
         let rack = magazine.rack_of(class);
         let holds = rack.holds(class);
         if !holds && rack.refuses() {
@@ -215,33 +243,36 @@ impl Shared {
         if !link.claim(handle) {
             return Parking::Stale;
         }
-        let mut displaced = None;
-        if !holds || rack.is_full() {
-            displaced = Some(self.displace(rack, (!holds).then_some(class)));
+        // Until they are back in the arena a request in need waits for them.
+        let _in_flight = InFlight::new(&self.frees_in_flight);
+        let mut displaced = if holds { rack.overflow() } else { rack.adopt(class, self.parking.most_bytes) };
+        if self.is_suspended_after_pushing(magazine, rack, handle, record) {
+            displaced.extend(rack.pop());
         }
+        self.give_back(&displaced);
+        Parking::Parked
+    }
+
+    /// Puts a claimed block into a rack. Whether parking has been suspended: then the block must come out again.
+    #[inline]
+    fn is_suspended_after_pushing(
+        &self,
+        magazine: &Magazine,
+        rack: &Rack,
+        handle: BlockHandle,
+        record: &BlockRecord,
+    ) -> bool {
         magazine.tally.free(Amounts::block(record.size_bytes(), record.slack_bytes));
+        thread::note_unsettled();
         rack.push(handle);
         barrier::light();
-        if self.parking.is_suspended() {
-            displaced.get_or_insert_with(|| self.nothing_displaced()).blocks.extend(rack.pop());
-        }
-        Parking::Parked(displaced)
-    }
-
-    /// Makes room in a rack: for another class, or for one more block.
-    #[cold]
-    fn displace(&self, rack: &Rack, class: Option<Class>) -> Displaced<'_> {
-        let mut displaced = self.nothing_displaced();
-        displaced.blocks = match class {
-            Some(class) => rack.adopt(class, self.parking.most_bytes),
-            None => rack.overflow(),
-        };
-        displaced
+        self.parking.is_suspended()
     }
 
     #[cold]
-    fn nothing_displaced(&self) -> Displaced<'_> {
-        Displaced { blocks: Vec::new(), _in_flight: InFlight::new(&self.frees_in_flight) }
+    fn give_back_newest(&self, rack: &Rack) {
+        let _in_flight = InFlight::new(&self.frees_in_flight);
+        self.give_back(rack.pop().as_slice());
     }
 
     #[cold]

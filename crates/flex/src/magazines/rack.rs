@@ -1,8 +1,8 @@
 //! One rack of a magazine: a stack of parked blocks of one class.
 //!
 //! The owner pushes and pops at the top; others empty slots wherever they find a block. A slot is emptied by a swap, so
-//! that a block goes to one thread. `class`, `limit` and `top` are the owner's alone; they are atomics because the rack
-//! is shared. Slots are made when the rack is first used. No lock.
+//! that a block goes to one thread. Only the owner writes `class`, `limit`, `top` and `refusals`; they are atomics
+//! because the rack is shared. Slots are made when they are first used, as many as there are already. No lock.
 
 use std::sync::OnceLock;
 
@@ -11,10 +11,14 @@ use crate::directive::Lane;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::units::ALIGNMENT_BYTES;
 
-/// Racks of a magazine.
-pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 64 };
+/// Racks of a magazine: with one domain, one for each size.
+pub(crate) const RACKS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { LARGEST_UNITS as usize };
+/// Slots of a rack that are made first.
+const FIRST_SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 8 };
+/// How often slots are made: each time but the first their number doubles.
+const TIERS: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 10 };
 /// The most blocks of a rack.
-pub(crate) const SLOTS: usize = if cfg!(all(test, any(loom, shuttle))) { 2 } else { 512 };
+const SLOTS: usize = FIRST_SLOTS << (TIERS - 1);
 /// The fewest that a rack is limited to.
 pub(crate) const FEWEST: u64 = 2;
 /// A rack refuses so many blocks of other classes before it gives way.
@@ -52,8 +56,9 @@ impl Class {
     /// Which rack of a magazine is for it.
     #[inline]
     pub(crate) fn rack(self) -> usize {
-        // Fibonacci hashing: sizes that are multiples of a power of two spread as well as others.
-        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % RACKS
+        // The sizes of a second domain begin elsewhere, so that equal sizes do not meet.
+        let (lane, size_units) = ((self.0 >> 32) as usize, self.0 as u32 as usize);
+        (size_units - 1 + lane * (RACKS / 4 + 1)) % RACKS
     }
 }
 
@@ -68,22 +73,26 @@ pub(crate) struct Rack {
     /// How many blocks of other classes were refused since one of its own class was taken.
     refusals: AtomicU32,
     /// Handles as numbers; 0 is empty.
-    slots: OnceLock<Box<[AtomicU64]>>,
+    tiers: [OnceLock<Box<[AtomicU64]>>; TIERS],
 }
 
-impl Rack {
-    pub(crate) fn new() -> Rack {
-        // loom does not see what a `OnceLock` orders.
-        let slots = if cfg!(all(test, loom)) { empty_slots().into() } else { OnceLock::new() };
-        Rack {
+impl Default for Rack {
+    fn default() -> Rack {
+        let rack = Rack {
             class: AtomicU64::new(0),
             limit: AtomicU32::new(0),
             top: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
-            slots,
+            tiers: [const { OnceLock::new() }; TIERS],
+        };
+        if cfg!(all(test, loom)) {
+            rack.slot_to_fill(0); // loom does not see what a `OnceLock` orders.
         }
+        rack
     }
+}
 
+impl Rack {
     /// Whether it is for blocks of a class now. For the owner.
     #[inline]
     pub(crate) fn holds(&self, class: Class) -> bool {
@@ -121,12 +130,11 @@ impl Rack {
     /// Takes the newest block that nobody has taken. For the owner.
     #[inline]
     pub(crate) fn pop(&self) -> Option<BlockHandle> {
-        let slots = self.slots.get()?;
         let mut top = self.top.load(Ordering::Relaxed);
         while top > 0 {
             top -= 1;
             self.top.store(top, Ordering::Relaxed);
-            if let Some(handle) = empty(slots.get(top as usize)?) {
+            if let Some(handle) = empty(self.slot(top)?) {
                 return Some(handle);
             }
         }
@@ -143,10 +151,22 @@ impl Rack {
     #[inline]
     pub(crate) fn push(&self, handle: BlockHandle) {
         let top = self.top.load(Ordering::Relaxed);
-        let slots = self.slots.get_or_init(empty_slots);
         // Release: whoever takes the block sees what its owner has noted of it.
-        slots[top as usize].store(handle.to_raw(), Ordering::Release);
+        self.slot_to_fill(top).store(handle.to_raw(), Ordering::Release);
         self.top.store(top + 1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> Option<&AtomicU64> {
+        let (tier, offset) = locate(index);
+        self.tiers.get(tier)?.get()?.get(offset)
+    }
+
+    #[inline]
+    fn slot_to_fill(&self, index: u32) -> &AtomicU64 {
+        let (tier, offset) = locate(index);
+        let slots = self.tiers[tier].get_or_init(|| (0..slots_of(tier)).map(|_| AtomicU64::new(0)).collect());
+        &slots[offset]
     }
 
     /// Takes some of what a full rack holds, at most half. For the owner.
@@ -160,7 +180,8 @@ impl Rack {
 
     /// Adds its blocks to `taken`, up to so many in all. For any thread.
     pub(crate) fn take_back(&self, taken: &mut Vec<BlockHandle>, most: usize) {
-        for slot in self.slots.get().iter().flat_map(|slots| slots.iter()) {
+        // The owner fills a slot before it raises `top`, and who must see every block has passed a barrier since.
+        for slot in (0..self.top.load(Ordering::Relaxed)).map_while(|index| self.slot(index)) {
             if taken.len() >= most {
                 return;
             }
@@ -171,12 +192,58 @@ impl Rack {
     }
 }
 
-fn empty_slots() -> Box<[AtomicU64]> {
-    (0..SLOTS).map(|_| AtomicU64::new(0)).collect()
+fn slots_of(tier: usize) -> usize {
+    FIRST_SLOTS << tier.saturating_sub(1)
+}
+
+/// The tier of a slot, and where it is in there.
+#[inline]
+fn locate(index: u32) -> (usize, usize) {
+    let index = index as usize;
+    match (index / FIRST_SLOTS).checked_ilog2() {
+        None => (0, index),
+        Some(doublings) => (doublings as usize + 1, index - (FIRST_SLOTS << doublings)),
+    }
 }
 
 #[inline]
 fn empty(slot: &AtomicU64) -> Option<BlockHandle> {
     let raw = slot.swap(0, Ordering::Acquire);
     (raw != 0).then(|| BlockHandle::from_raw(raw))
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_tile_their_tiers() {
+        let mut expected = (0, 0);
+        for index in 0..SLOTS as u32 {
+            assert_eq!(locate(index), expected, "slot {index}");
+            expected.1 += 1;
+            if expected.1 == slots_of(expected.0) {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+        assert_eq!(expected, (TIERS, 0), "nothing is left over");
+    }
+
+    #[test]
+    fn a_rack_gives_back_what_was_put_in_newest_first() {
+        let rack = Rack::default();
+        let class = Class::new(Lane::of(crate::DomainId(0), crate::MemoryType::Tensor), 1).unwrap();
+        assert_eq!(rack.adopt(class, u64::MAX), []);
+        let handle = |index: u32| BlockHandle { index, generation: index + 1 };
+        let blocks: Vec<_> = (0..SLOTS as u32).map(handle).collect();
+        blocks.iter().for_each(|&block| rack.push(block));
+        assert!(rack.is_full());
+        let mut taken = Vec::new();
+        rack.take_back(&mut taken, 100);
+        assert_eq!(taken, blocks[..100], "others take the oldest");
+        let popped: Vec<_> = std::iter::from_fn(|| rack.pop()).collect();
+        assert!(popped.iter().eq(blocks[100..].iter().rev()));
+        rack.take_back(&mut taken, usize::MAX);
+        assert_eq!(taken.len(), 100, "nothing is left");
+    }
 }

@@ -26,14 +26,13 @@ impl Shared {
     }
 
     #[inline]
-    fn settle_own_unless(&self, state: &mut State, is_settled: impl FnOnce(&Tally) -> bool) {
-        if !state.magazines.is_empty() {
-            thread::with_own(self.id, |magazine| {
-                if !is_settled(&magazine.tally) {
-                    settle(state, &magazine.tally);
-                }
-            });
-        }
+    fn settle_own_unless(&self, state: &mut State, may_wait: impl FnOnce(&Tally) -> bool) {
+        thread::with_unsettled(self.id, |magazine| {
+            if !may_wait(&magazine.tally) {
+                settle(state, &magazine.tally);
+            }
+            magazine.tally.is_settled()
+        });
     }
 
     /// Settles what went through all magazines, and forgets those of ended threads.

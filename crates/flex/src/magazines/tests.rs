@@ -1,20 +1,21 @@
 //! Magazines and the allocator together: what is parked is free, is found when it is wanted, and is counted exactly.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use proptest::prelude::*;
-
-use super::rack::{Class, LARGEST_UNITS, PATIENCE};
+use super::rack::{Class, LARGEST_UNITS, PATIENCE, RACKS};
 use crate::directive::Lane;
 use crate::pressure::{SharedCallback, Verdict};
 use crate::test_device::Addresses;
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, DomainId,
-    FlexAllocator, FlexError, MemoryType, RegionLayout, Stat, Topology,
+    FlexAllocator, FlexError, MemoryType, RegionLayout, Topology,
 };
+
+mod statistics;
 
 const KIB: u64 = 1024;
 
@@ -320,16 +321,35 @@ fn a_rack_holds_a_small_part_of_the_device() {
     assert_empty(&allocator);
 }
 
+/// An allocator with two domains of the same size.
+fn with_two_domains(bytes: u64) -> FlexAllocator {
+    let layout = |domain| RegionLayout {
+        domain: DomainId(domain),
+        memory_type: MemoryType::Tensor,
+        size_bytes: bytes,
+    };
+    let topology = Topology::custom(vec![layout(0), layout(1)]).unwrap();
+    FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap()
+}
+
+fn in_domains(domains: &[u32]) -> AllocationDirective {
+    let domains = domains.iter().map(|&domain| DomainId(domain));
+    AllocationDirective::builder().domains(domains).build().unwrap()
+}
+
 #[test]
-fn sizes_that_are_in_each_others_way_take_turns() {
-    let allocator = allocator(1 << 24);
+fn classes_that_are_in_each_others_way_take_turns() {
+    let allocator = with_two_domains(1 << 24);
     warm(&allocator);
-    let class = |units: u32| Class::new(AllocationDirective::default().lane(), units).unwrap();
-    let first = 2_u32;
-    let second = (3..LARGEST_UNITS).find(|&units| class(units).rack() == class(first).rack()).unwrap();
-    let bytes = |units: u32| u64::from(units) * ALIGNMENT_BYTES;
-    let own = owned(&allocator, bytes(first));
-    let others: Vec<_> = (0..=PATIENCE + 1).map(|_| owned(&allocator, bytes(second))).collect();
+    let of_domain = [in_domains(&[0]), in_domains(&[1])];
+    let class = |domain: usize, units: u32| Class::new(of_domain[domain].lane(), units).unwrap();
+    let first = 200_u32;
+    let second = (1..=LARGEST_UNITS).find(|&units| class(1, units).rack() == class(0, first).rack()).unwrap();
+    let owned = |domain: usize, units: u32| {
+        allocator.allocate(u64::from(units) * ALIGNMENT_BYTES, &of_domain[domain]).unwrap()
+    };
+    let own = owned(0, first);
+    let others: Vec<_> = (0..=PATIENCE + 1).map(|_| owned(1, second)).collect();
     drop(own);
     let left: Vec<usize> = others
         .into_iter()
@@ -342,6 +362,14 @@ fn sizes_that_are_in_each_others_way_take_turns() {
     let expected: Vec<usize> = (0..PATIENCE as usize).map(|freed| 10 - freed).chain([2, 2]).collect();
     assert_eq!(left, expected);
     assert_empty(&allocator);
+}
+
+#[test]
+fn each_size_of_a_domain_has_a_rack_of_its_own() {
+    let lane = AllocationDirective::default().lane();
+    let racks: HashSet<_> =
+        (1..=LARGEST_UNITS).map(|units| Class::new(lane, units).unwrap().rack()).collect();
+    assert_eq!((racks.len(), racks.iter().max()), (RACKS, Some(&(RACKS - 1))));
 }
 
 #[test]
@@ -358,154 +386,13 @@ fn sizes_and_lanes_that_are_not_for_magazines() {
 
 #[test]
 fn a_request_for_any_of_several_domains_takes_what_is_parked_of_one() {
-    let layout = |domain| RegionLayout {
-        domain: DomainId(domain),
-        memory_type: MemoryType::Tensor,
-        size_bytes: 1 << 20,
-    };
-    let topology = Topology::custom(vec![layout(0), layout(1)]).unwrap();
-    let allocator =
-        FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap();
-    let directive = |domains: &[u32]| {
-        let domains = domains.iter().map(|&domain| DomainId(domain));
-        AllocationDirective::builder().domains(domains).build().unwrap()
-    };
+    let allocator = with_two_domains(1 << 20);
     warm(&allocator);
-    let first = allocator.allocate_block(1000, &directive(&[1])).unwrap();
+    let first = allocator.allocate_block(1000, &in_domains(&[1])).unwrap();
     allocator.free_block(first.0).unwrap();
-    assert!(allocator.allocate_block(1000, &directive(&[0, 1, 2])).is_err(), "there is no domain 2");
-    let second = allocator.allocate_block(1000, &directive(&[0, 1])).unwrap();
+    assert!(allocator.allocate_block(1000, &in_domains(&[0, 1, 2])).is_err(), "there is no domain 2");
+    let second = allocator.allocate_block(1000, &in_domains(&[0, 1])).unwrap();
     assert_eq!(first.1, second.1);
     allocator.free_block(second.0).unwrap();
-    assert_empty(&allocator);
-}
-
-/// What one thread did, without magazines.
-#[derive(Default)]
-struct Expected {
-    allocated_bytes: Stat,
-    requested_bytes: Stat,
-    allocation: Stat,
-}
-
-impl Expected {
-    fn place(&mut self, bytes: u64) {
-        self.allocated_bytes.increase(bytes.next_multiple_of(ALIGNMENT_BYTES));
-        self.requested_bytes.increase(bytes);
-        self.allocation.increase(1);
-    }
-
-    fn free(&mut self, bytes: u64) {
-        self.allocated_bytes.decrease(bytes.next_multiple_of(ALIGNMENT_BYTES));
-        self.requested_bytes.decrease(bytes);
-        self.allocation.decrease(1);
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Allocate(u64),
-    Free(usize),
-    Check,
-    ResetPeak,
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // Few sizes, so that magazines serve most requests; some are too large for them.
-    let size = prop_oneof![Just(100), Just(128), Just(1000), Just(64 * KIB), 1..300 * KIB];
-    let step = prop_oneof![
-        8 => size.prop_map(Step::Allocate),
-        8 => any::<usize>().prop_map(Step::Free),
-        1 => Just(Step::Check),
-        1 => Just(Step::ResetPeak),
-    ];
-    prop::collection::vec(step, 0..300)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
-
-    #[test]
-    fn the_statistics_of_one_thread_are_exact(steps in steps()) {
-        let allocator = allocator(1 << 30);
-        let (mut live, mut expected) = (Vec::new(), Expected::default());
-        for step in steps.into_iter().chain([Step::Check]) {
-            match step {
-                Step::Allocate(bytes) => {
-                    expected.place(bytes);
-                    live.push(owned(&allocator, bytes));
-                }
-                Step::Free(pick) if !live.is_empty() => {
-                    let block = live.swap_remove(pick % live.len());
-                    expected.free(block.requested_bytes());
-                }
-                Step::Free(_) => {}
-                Step::ResetPeak => {
-                    allocator.reset_peak_statistics().unwrap();
-                    expected.allocated_bytes.reset_peak();
-                    expected.requested_bytes.reset_peak();
-                    expected.allocation.reset_peak();
-                }
-                Step::Check => {
-                    allocator.validate().unwrap();
-                    let statistics = allocator.statistics().unwrap();
-                    prop_assert_eq!(statistics.allocated_bytes, expected.allocated_bytes);
-                    prop_assert_eq!(statistics.requested_bytes, expected.requested_bytes);
-                    prop_assert_eq!(statistics.allocation, expected.allocation);
-                    let blocks = allocator.snapshot().unwrap().into_iter().flat_map(|region| region.blocks);
-                    let requested: u64 = blocks.map(|block| block.requested_bytes).sum();
-                    prop_assert_eq!(requested, expected.requested_bytes.current);
-                }
-            }
-        }
-        live.clear();
-        assert_empty(&allocator);
-    }
-}
-
-#[test]
-fn a_block_on_its_way_back_is_free() {
-    let allocator = allocator(1 << 20);
-    warm(&allocator);
-    let block = allocate(&allocator, 1000);
-    allocator.free_block(block.0).unwrap();
-    let mut taken = Vec::new();
-    let magazines = allocator.shared().lock().unwrap().state().unwrap().magazines.clone();
-    magazines.iter().for_each(|magazine| magazine.take_back(&mut taken, usize::MAX));
-    assert_eq!(taken.len(), 1);
-    let statistics = allocator.statistics().unwrap();
-    assert_eq!((statistics.allocated_bytes.current, statistics.free_bytes), (0, statistics.capacity_bytes));
-    assert_eq!(occupied_blocks(&allocator), 1);
-    allocator.shared().give_back(&taken);
-    assert_empty(&allocator);
-}
-
-#[test]
-fn threads_free_each_others_blocks_and_nothing_is_lost() {
-    const ROUNDS: usize = 300;
-    let allocator = allocator(4 << 20);
-    let (senders, receivers): (Vec<_>, Vec<_>) = (0..3).map(|_| mpsc::sync_channel(4)).unzip();
-    thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for (thread, (sender, receiver)) in senders.iter().cycle().skip(1).zip(receivers).enumerate() {
-            let (sender, allocator) = (sender.clone(), &allocator);
-            threads.push(scope.spawn(move || {
-                for round in 0..ROUNDS {
-                    let sizes = (0..24_u64).map(|k| 100 + 700 * ((k + round as u64) % 5));
-                    let blocks: Vec<_> = sizes.map(|bytes| owned(allocator, bytes)).collect();
-                    let _ = sender.send(blocks);
-                    drop(receiver.recv());
-                    if round % 50 == thread {
-                        allocator.validate().unwrap();
-                        allocator.statistics().unwrap();
-                    }
-                }
-            }));
-        }
-        // A scope waits for what its threads run, not for the end of their thread-locals.
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-    });
-    let statistics = allocator.statistics().unwrap();
-    assert_eq!(statistics.allocation.allocated, (3 * ROUNDS * 24) as u64);
     assert_empty(&allocator);
 }
