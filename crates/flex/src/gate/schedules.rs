@@ -1,7 +1,8 @@
-//! shuttle: the whole ladder, allocator included, in random and in PCT schedules.
+//! shuttle: the whole ladder, allocator included, in random and in PCT schedules, without magazines and with them.
 //!
 //! `FLEX_SCHEDULES` sets how many schedules of each kind a test runs.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
 use super::*;
-use crate::model_world::{BLOCK, ModelInterpreter, allocate, allocator, skipped};
+use crate::model_world::{BLOCK, ModelInterpreter, allocate, allocator, allocator_with_magazines, skipped};
 use crate::pressure::{SkipReason, collecting};
 use crate::sync::model::{let_time_pass, set_step};
 use crate::sync::thread;
@@ -22,16 +23,25 @@ const PCT_DEPTH: usize = 4;
 /// Every poll of a foreign collection expires at once; deadlines hold until a test lets time pass.
 const STEP: Duration = Duration::from_millis(50);
 
+thread_local! {
+    /// Whether the worlds of the schedules that run now have magazines. A runner stays on its test's thread.
+    static MAGAZINES: Cell<bool> = const { Cell::new(false) };
+}
+
 fn check(schedule: impl Fn() + Send + Sync + 'static) {
     let given = std::env::var("FLEX_SCHEDULES").ok();
-    let count = given.map_or(2_000, |text| text.parse().expect("FLEX_SCHEDULES is a number"));
+    let count = given.map_or(1_000, |text| text.parse().expect("FLEX_SCHEDULES is a number"));
     let mut config = Config::new();
     config.stack_size = 1 << 18;
     config.silence_warnings = true;
     let schedule = Arc::new(schedule);
-    let again = Arc::clone(&schedule);
-    Runner::new(RandomScheduler::new(count), config.clone()).run(move || schedule());
-    Runner::new(PctScheduler::new(PCT_DEPTH, count), config).run(move || again());
+    for magazines in [false, true] {
+        MAGAZINES.set(magazines);
+        let (first, again) = (Arc::clone(&schedule), Arc::clone(&schedule));
+        Runner::new(RandomScheduler::new(count), config.clone()).run(move || thread::to_its_end(&*first));
+        Runner::new(PctScheduler::new(PCT_DEPTH, count), config.clone())
+            .run(move || thread::to_its_end(&*again));
+    }
 }
 
 struct World {
@@ -48,7 +58,7 @@ impl World {
         let settings = PolicySettings { timeout, ..PolicySettings::default() };
         let gate = Gate::new(interpreter.clone(), settings);
         interpreter.observe(Some(gate.clone()));
-        let allocator = allocator(blocks);
+        let allocator = if MAGAZINES.get() { allocator_with_magazines(blocks) } else { allocator(blocks) };
         allocator.set_memory_pressure_callback(Some(gate.ladder())).unwrap();
         Arc::new(World { allocator, gate, interpreter, served: AtomicU64::new(0) })
     }

@@ -2,24 +2,9 @@
 
 use crate::arena::BlockHandle;
 use crate::model_world::{BLOCK, allocate, allocator_with_magazines};
-use crate::sync::{model, thread};
+use crate::sync::model::check;
+use crate::sync::thread::spawn;
 use crate::{AllocationDirective, FlexAllocator};
-
-/// Checks a model whose threads end as threads do.
-fn check(preemptions: Option<usize>, body: impl Fn() + Send + Sync + 'static) {
-    model::check(preemptions, move || {
-        body();
-        super::thread::end();
-    });
-}
-
-fn spawn<R: 'static>(body: impl FnOnce() -> R + 'static) -> thread::JoinHandle<R> {
-    thread::spawn(move || {
-        let result = body();
-        super::thread::end();
-        result
-    })
-}
 
 fn block(allocator: &FlexAllocator) -> BlockHandle {
     allocator.allocate_block(BLOCK, &AllocationDirective::default()).unwrap().0

@@ -31,13 +31,16 @@ impl Drop for OwnMagazine {
 
 crate::sync::thread_local! {
     static OWN: RefCell<Vec<OwnMagazine>> = const { RefCell::new(Vec::new()) };
-    /// Whether something that went through one of them may be unsettled: a look that costs next to nothing, before
-    /// each request and free that goes to the arena.
+}
+
+crate::sync::thread_local! {
+    // Whether something that went through one of them may be unsettled: a look that costs next to nothing, before each
+    // request and free that goes to the arena.
     static UNSETTLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the end of a thread does. The model checkers destroy thread-locals when they can no longer be used.
-#[cfg(all(test, loom))]
+/// What the end of a thread does.
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) fn end() {
     let own = OWN.with(|own| std::mem::take(&mut *own.borrow_mut()));
     drop(own);
@@ -84,7 +87,7 @@ pub(crate) fn with_unsettled(allocator_id: u64, settle: impl FnOnce(&Magazine) -
         let found = own.iter().find(|own| own.allocator_id == allocator_id);
         found.is_some_and(|found| settle(&found.magazine)) && own.len() == 1
     });
-    if all_settled == Ok(true) {
+    if all_settled.unwrap_or(false) {
         UNSETTLED.with(|unsettled| unsettled.set(false));
     }
 }

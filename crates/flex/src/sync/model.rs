@@ -97,7 +97,7 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
     let count = Arc::clone(&executions);
     builder.check(move || {
         count.fetch_add(1, atomic::Ordering::Relaxed);
-        model();
+        thread::to_its_end(&model);
     });
     let name = std::thread::current().name().unwrap_or("?").to_owned();
     println!("{name}: {executions:?} executions, preemptions at most {:?}", builder.preemption_bound);
@@ -262,11 +262,23 @@ impl Condvar {
 }
 
 pub(crate) mod thread {
-    //! Threads that are remembered until the model joins them.
+    //! Threads that are remembered until the model joins them, and end as the system's do: with the mutex of their
+    //! magazines' allocators still at hand. The checkers destroy thread-locals when others can no longer be used.
 
     use super::{Duration, SPAWNED, checker, elapse};
 
-    pub(crate) use checker::thread::{JoinHandle, spawn, yield_now};
+    pub(crate) use checker::thread::{JoinHandle, yield_now};
+
+    pub(crate) fn spawn<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> JoinHandle<R> {
+        checker::thread::spawn(move || to_its_end(body))
+    }
+
+    /// Runs a whole thread, the model's first one too.
+    pub(crate) fn to_its_end<R>(body: impl FnOnce() -> R) -> R {
+        let result = body();
+        crate::magazines::thread::end();
+        result
+    }
 
     pub(crate) fn sleep(time: Duration) {
         elapse(time);
@@ -291,7 +303,7 @@ pub(crate) mod thread {
 
         /// Nobody keeps the handles of these threads but the model.
         pub(crate) fn spawn(self, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-            let handle = self.0.spawn(body)?;
+            let handle = self.0.spawn(move || to_its_end(body))?;
             SPAWNED.with_borrow_mut(|spawned| spawned.push(handle));
             Ok(())
         }
