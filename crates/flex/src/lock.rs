@@ -179,6 +179,7 @@ impl<'a> AllocatorGuard<'a> {
         self.state().map(|_| ())
     }
 
+    #[inline]
     fn release(&mut self) {
         if let Some(state) = self.state.take() {
             unlock(state);
@@ -187,6 +188,7 @@ impl<'a> AllocatorGuard<'a> {
     }
 
     /// In a forked child the inherited mutex must not be touched, not even to unlock it.
+    #[cold]
     fn abandon(&mut self) {
         if let Some(state) = self.state.take() {
             std::mem::forget(state);
@@ -217,6 +219,7 @@ fn unlock_and_wake(mut state: MutexGuard<'_, State>) {
 mod models;
 
 impl Drop for AllocatorGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         if is_forked() { self.abandon() } else { self.release() }
     }
@@ -255,12 +258,17 @@ impl Shared {
     }
 
     /// After every unlock: drain what was pushed while the mutex was held, or it would be stranded.
+    #[inline]
     pub(crate) fn after_unlock(&self) {
-        loop {
-            // A push comes here too: either it sees the mutex free, or its holder sees what was pushed.
-            if self.pending.is_empty_after_unlock() || is_forked() {
-                return;
-            }
+        // A push comes here too: either it sees the mutex free, or its holder sees what was pushed.
+        if !self.pending.is_empty_after_unlock() {
+            self.drain_after_unlock();
+        }
+    }
+
+    #[cold]
+    fn drain_after_unlock(&self) {
+        while !is_forked() {
             let Ok(mut state) = self.mutex.try_lock().or_else(|error| match error {
                 TryLockError::Poisoned(poisoned) => Ok(poisoned.into_inner()),
                 TryLockError::WouldBlock => Err(()),
@@ -270,6 +278,9 @@ impl Shared {
             rank::acquired();
             self.drain(&mut state);
             unlock(state);
+            if self.pending.is_empty_after_unlock() {
+                return;
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Barrier, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flex::{AllocationDirective, BlockHandle, FlexAllocator};
 
@@ -115,23 +115,27 @@ fn run<P: SharedPeer>(peer: &P, sizes: &[u64], threads: usize) -> f64 {
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     let (senders, mut receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| sync_channel(QUEUE)).unzip();
     receivers.rotate_right(1); // Thread k sends to the channel that thread k + 1 receives from.
-    let start = Barrier::new(threads + 1);
-    let started = std::thread::scope(|scope| {
-        for (thread, (sender, receiver)) in senders.into_iter().zip(receivers).enumerate() {
+    let start = Barrier::new(threads);
+    let spans: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
+        let spawn = |(thread, (sender, receiver))| {
             let core = (!cores.is_empty()).then(|| cores[thread % cores.len()]);
             let start = &start;
             scope.spawn(move || {
                 core.map(core_affinity::set_for_current);
                 start.wait();
+                let started = Instant::now();
                 exchange(peer, sizes, &sender, &receiver);
                 drop(sender);
                 receiver.iter().for_each(|batch| free_all(peer, batch));
-            });
-        }
-        start.wait();
-        Instant::now()
+                (started, Instant::now())
+            })
+        };
+        let running: Vec<_> = senders.into_iter().zip(receivers).enumerate().map(spawn).collect();
+        running.into_iter().map(|thread| thread.join().expect("a thread that ends")).collect()
     });
-    let elapsed = started.elapsed();
+    let started = spans.iter().map(|span| span.0).min();
+    let ended = spans.iter().map(|span| span.1).max();
+    let elapsed = ended.zip(started).map_or(Duration::ZERO, |(ended, started)| ended - started);
     (threads * BATCHES * BATCH) as f64 / elapsed.as_nanos() as f64 * 1000.0
 }
 
