@@ -93,6 +93,16 @@ at::Tensor& set_to_part_of_storage(at::Tensor& self, c10::Storage source, int64_
     return at::native::set_storage_cpu_(self, std::move(source), storage_offset, sizes, strides);
 }
 
+// Whether `tensor.data = other` may replace the one by the other, also where they are on different devices.
+// torch asks when a module is moved: it then keeps the parameters that optimisers and tied layers refer to.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+    const auto plain = [](const at::Tensor& tensor) {
+        return tensor.key_set().has(c10::DispatchKey::Dense) &&
+               (tensor.is_cpu() || tensor.is_privateuseone());
+    };
+    return self.key_set() == from.key_set() || (plain(self) && plain(from));
+}
+
 // ---- copies
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
@@ -145,6 +155,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("set_.source_Tensor", set_to_tensor);
     m.impl("set_.source_Storage", set_to_storage);
     m.impl("set_.source_Storage_storage_offset", set_to_part_of_storage);
+    m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar_dense);
