@@ -63,10 +63,19 @@ at::Tensor efficient_zero_tensor(c10::IntArrayRef sizes, std::optional<c10::Scal
     return at::detail::empty_generic(sizes, allocator, keys, c10::dtype_or_default(dtype), std::nullopt);
 }
 
+// torch changes the sizes before it asks for the memory. They are put back if there is none: the tensor would
+// reach beyond its storage.
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes,
                           std::optional<c10::MemoryFormat> memory_format) {
     const CurrentDeviceScope scope(self.device().index());
-    return at::native::resize_(self, sizes, memory_format);
+    const auto old_sizes = self.sizes().vec();
+    const auto old_strides = self.strides().vec();
+    try {
+        return at::native::resize_(self, sizes, memory_format);
+    } catch (...) {
+        self.unsafeGetTensorImpl()->set_sizes_and_strides(old_sizes, old_strides);
+        throw;
+    }
 }
 
 // ---- storages
