@@ -105,6 +105,32 @@ def test_results_are_where_their_arguments_are(on_two_devices: OnTwoDevices) -> 
     )
 
 
+def test_memory_is_that_of_the_output(on_two_devices: OnTwoDevices) -> None:
+    """Also where a CPU kernel gives an output its size, and another device is current."""
+    on_two_devices(
+        """
+        from torch_spyre import _C
+        def empty(dtype=torch.float):
+            return torch.empty(0, dtype=dtype, device="spyre:1")
+        before, long = memory.memory_allocated(0), torch.long
+        made = [
+            torch.arange(500.0, device="spyre:1"), torch.linspace(0, 1, 500, device="spyre:1"),
+            torch.eye(30, device="spyre:1"), torch.hann_window(300, device="spyre:1"),
+            torch.randperm(500, out=empty(long)), torch.cat([b, b], out=empty()), torch.nonzero(b, out=empty(long)),
+            torch.masked_select(b, b > 1, out=empty()), *torch.sort(b, out=(empty(), empty(long))),
+            *torch.linalg.svd(b.view(2, 2), out=(empty(), empty(), empty())), b.unique(), empty().resize_as_(b),
+            torch.from_dlpack(b),
+        ]
+        storage = torch.UntypedStorage(400, device="spyre:1")
+        storage.resize_(4000)
+        assert [_C.device_of(tensor.data_ptr()) for tensor in made] == [tensor.get_device() for tensor in made] \\
+            == [1] * len(made)
+        assert _C.device_of(storage.data_ptr()) == 1
+        assert memory.memory_allocated(0) == before
+        """
+    )
+
+
 def test_copies_between_devices(on_two_devices: OnTwoDevices) -> None:
     on_two_devices(
         """
@@ -360,6 +386,16 @@ class TestPressure:
             assert memory.pressure_stats(1)["collections.full"] == collections
             del kept[:3]
             assert block(1, 2 * MIB).get_device() == 1
+            """
+        )
+
+    def test_an_output_that_grows_counts_where_it_is(self, on_two_devices: OnTwoDevices) -> None:
+        on_two_devices(
+            """
+            kept, target = block(1, 60 * MIB), torch.empty(0, device="spyre:1")
+            with pytest.raises(torch.OutOfMemoryError, match="Device 1 has a total"):
+                torch.arange(2 * MIB, out=target)
+            assert target.shape == (0,) and memory.memory_stats(0)["num_ooms"] == 0
             """
         )
 
