@@ -92,6 +92,7 @@ class TestByOperator:
         assert ProfilerActivity.PrivateUse1 in profiler.activities
         assert sum(event.nbytes() for event in memory_events(profiler) if event.nbytes() > 0) == 4 * MIB
 
+    @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle")
     @pytest.mark.parametrize("activities", [[ProfilerActivity.CPU], ACTIVITIES])
     def test_steps_of_a_schedule(self, activities: list[ProfilerActivity]) -> None:
         sums = []
