@@ -15,7 +15,7 @@ from typing import NoReturn, cast
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from torch_spyre import _autograd_workers, _binary
+from torch_spyre import _autograd_workers, _binary, _data_parallel, _dlpack, _processes, _safetensors
 from torch_spyre._core_api import Core
 
 _lock = threading.Lock()
@@ -90,7 +90,10 @@ def _register() -> None:
     except RuntimeError as error:  # Another out-of-tree device took the one slot that torch has.
         _core, _failure = None, error.with_traceback(None)
     else:
+        device_module._initialized = _core is not None
         device_module._publish_submodules()
+        for extension in (_data_parallel, _dlpack, _processes, _safetensors):
+            extension.install()
 
 
 def _raise_failure() -> NoReturn:

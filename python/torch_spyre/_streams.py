@@ -14,13 +14,16 @@ import torch
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import lazy_init
 
+_MOST_URGENT = -3
+"""The last bits of a stream's id are its priority, negated: kMostUrgent in the shim."""
+
 
 class Stream(torch.Stream):
     """A stream of a device.
 
     Args:
         device: the device; None is the current one.
-        priority: without effect.
+        priority: 0, or less for a more urgent stream; without effect, since all work is done in order.
     """
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Self:
@@ -28,6 +31,16 @@ class Stream(torch.Stream):
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, torch.device("spyre", existing_index(device)), priority=priority)
+
+    @property
+    def priority(self) -> int:
+        """The priority, within `priority_range()`."""
+        return -(self.stream_id & -_MOST_URGENT)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The priorities of the least and of the most urgent streams."""
+        return (0, _MOST_URGENT)
 
     def __repr__(self) -> str:
         return f"<torch.spyre.Stream device={self.device} stream_id={self.stream_id}>"

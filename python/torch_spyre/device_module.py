@@ -115,6 +115,10 @@ __all__ = [
 ]
 
 
+_initialized = False
+"""Whether the devices have been set up. torch.utils.checkpoint asks, and keeps random states only then."""
+
+
 def _publish_submodules() -> None:
     """Makes `import torch.spyre.memory` work; torch publishes `torch.spyre` itself."""
     sys.modules["torch.spyre.memory"] = memory

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -24,6 +28,8 @@ WATCHDOG_SECONDS = 120
 """A test that takes longer has hung: all stacks are dumped and the run ends."""
 
 SCRIPT_SECONDS = 60
+
+SERVER = Path(__file__).parent / "script_server.py"
 
 REAL_STDERR: pytest.StashKey[TextIO] = pytest.StashKey()
 
@@ -87,6 +93,54 @@ def run_script() -> RunScript:
         return Script(completed.returncode, completed.stdout, completed.stderr)
 
     return run
+
+
+class ScriptServer:
+    """The client of script_server.py."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SERVER],
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    def ask(self, request: Mapping[str, object]) -> int:
+        """Runs a script; its exit status, or minus the signal that ended it, as it does one that hangs at exit."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        child = int(self.process.stdout.readline())
+        ready, _, _ = select.select([self.process.stdout], [], [], SCRIPT_SECONDS)
+        if not ready:
+            os.killpg(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(int(self.process.stdout.readline()))
+
+    def run(self, code: str, folder: Path, env: Mapping[str, str]) -> Script:
+        """Runs Python code in a child, with environment variables on top of the current ones; output by `folder`."""
+        out, err = folder / "out", folder / "err"
+        out.write_text("")
+        err.write_text("")
+        request = {"code": code, "env": {**env}, "seconds": SCRIPT_SECONDS - 10, "out": str(out), "err": str(err)}
+        status = self.ask(request)
+        return Script(status, out.read_text(), err.read_text())
+
+    def close(self) -> None:
+        """Ends the server."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def script_server() -> Iterator[ScriptServer]:
+    server = ScriptServer()
+    yield server
+    server.close()
 
 
 def on_both(function: Callable[..., object], *arguments: object) -> None:

@@ -1,6 +1,6 @@
 """Runs scripts in forked children of a process that has imported torch, so that each costs a fork and not an import.
 
-A program of its own, which pressure/conftest.py starts and talks to: one JSON object in a line of standard input
+A program of its own, which conftest.py starts and talks to: one JSON object in a line of standard input
 for each script, answered by two lines, the child's process id and its wait status. A child is the leader of its process
 group, imports `torch_spyre` itself, and ends as a program does, with `atexit` and the teardown of its modules.
 

@@ -1,4 +1,4 @@
-"""Saving, loading, copying and sending tensors, and pieces of data loading."""
+"""Saving, loading, copying and pickling tensors and modules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-from conftest import RunScript
 
 
 def saved(value: object) -> io.BytesIO:
@@ -67,65 +64,3 @@ def test_deepcopy_and_pickle() -> None:
     model = copy.deepcopy(nn.Linear(2, 2).to("spyre"))
     assert model.weight.is_spyre
     assert isinstance(copy.deepcopy(nn.Parameter(tensor.detach())), nn.Parameter)
-
-
-def test_numpy_needs_the_cpu() -> None:
-    tensor = torch.ones(2, device="spyre")
-    with pytest.raises(TypeError, match="can't convert spyre:0 device type tensor to numpy"):
-        tensor.numpy()
-    assert tensor.cpu().numpy().tolist() == [1, 1]
-
-
-def test_repr() -> None:
-    assert repr(torch.ones(2, device="spyre")) == "tensor([1., 1.], device='spyre:0')"
-
-
-class TestPinned:
-    def test_pin_memory(self) -> None:
-        pinned = torch.arange(5.0).pin_memory()
-        assert pinned.is_pinned()
-        assert pinned[2:].is_pinned()
-        assert not torch.ones(5).is_pinned()
-        assert not torch.ones(5, device="spyre").is_pinned()
-        assert torch.equal(pinned.to("spyre", non_blocking=True).cpu(), torch.arange(5.0))
-        assert torch.empty(3, pin_memory=True).is_pinned()
-
-    def test_freed_memory_is_forgotten(self) -> None:
-        address_was_pinned = []
-        for _ in range(3):
-            pinned = torch.ones(1 << 20).pin_memory()
-            address_was_pinned.append(pinned.is_pinned())
-            del pinned
-            address_was_pinned.append(torch.ones(1 << 20).is_pinned())
-        assert address_was_pinned == [True, False] * 3
-
-
-@pytest.mark.parametrize("pin", [False, True])
-def test_data_loader(pin: bool) -> None:
-    data = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
-    total = 0.0
-    for inputs, labels in DataLoader(data, batch_size=4, shuffle=True, pin_memory=pin):
-        assert inputs.is_pinned() is pin
-        total += float(inputs.to("spyre").sum() + labels.to("spyre").sum())
-    assert total == 190 + 45
-
-
-def test_data_loader_with_forked_workers(run_script: RunScript) -> None:
-    out = run_script(
-        """
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-        warm = torch.ones(2, device="spyre") + 1
-        data = TensorDataset(torch.arange(20.0).reshape(10, 2))
-        loader = DataLoader(data, 2, num_workers=2, pin_memory=True, multiprocessing_context="fork")
-        print(sum(float(batch.to("spyre").sum()) for batch, in loader))
-        """
-    ).check()
-    assert "190.0" in out
-
-
-def test_sending_to_a_process_is_rejected() -> None:
-    from multiprocessing.reduction import ForkingPickler
-
-    with pytest.raises(RuntimeError, match="PrivateUse1|spyre|_share"):
-        ForkingPickler.dumps(torch.ones(2, device="spyre"))

@@ -33,8 +33,8 @@ c10::Storage alias_storage(const c10::Storage& storage) {
     void* const context = StoragePtr::reclaim_copy(source).release();
     return c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), source->nbytes(),
-        c10::DataPtr(data, context, &release_aliased, c10::Device(c10::kCPU)), alias_allocator(),
-        source->resizable());
+        c10::DataPtr(data, context, &release_aliased, c10::Device(c10::kCPU)),
+        alias_allocator(source->device().index()), source->resizable());
 }
 
 bool is_alias_storage(const c10::Storage& storage) noexcept {

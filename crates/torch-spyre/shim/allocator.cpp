@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <array>
+#include <vector>
 
 #include "device.h"
 #include "spyre_abi.h"
@@ -120,13 +121,18 @@ class SpyreAllocator final : public c10::DeviceAllocator {
 
 class AliasAllocator final : public c10::Allocator {
   public:
+    explicit AliasAllocator(c10::DeviceIndex device) : device_(device) {}
+
     c10::DataPtr allocate(size_t nbytes) override {
-        return allocate_on(current_device(), nbytes, c10::Device(c10::kCPU));
+        return allocate_on(device_, nbytes, c10::Device(c10::kCPU));
     }
     c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
     void copy_data(void* destination, const void* source, size_t nbytes) const override {
         default_copy_data(destination, source, nbytes);
     }
+
+  private:
+    c10::DeviceIndex device_;
 };
 
 }  // namespace
@@ -136,9 +142,17 @@ c10::DeviceAllocator* device_allocator() {
     return allocator;
 }
 
-c10::Allocator* alias_allocator() {
-    static auto* const allocator = new AliasAllocator;
-    return allocator;
+c10::Allocator* alias_allocator(c10::DeviceIndex device) {
+    // The number of devices never changes once there is a tensor to alias. Leaked, as they outlive every
+    // tensor.
+    static const auto* const allocators = [] {
+        auto* made = new std::vector<AliasAllocator*>;
+        for (c10::DeviceIndex each = 0; each < device_count(); ++each) {
+            made->push_back(new AliasAllocator(each));
+        }
+        return made;
+    }();
+    return (*allocators)[static_cast<size_t>(device)];
 }
 
 bool is_spyre_memory(const c10::DataPtr& data) noexcept { return data.get_deleter() == &spyre_rs_free; }

@@ -7,6 +7,7 @@
 #include <c10/core/DeviceCapability.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -28,7 +29,12 @@ constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 // This thread's current stream on each device; 0 is the default stream.
 thread_local std::array<c10::StreamId, kMaxDevices> this_threads_streams{};
 
-std::atomic<c10::StreamId> next_stream_id{1};
+// The number of a stream, above the bits of its priority.
+std::atomic<c10::StreamId> next_stream_number{1};
+
+// A stream's id ends in its priority, negated: the priorities are 0 to -3, where lower is more urgent.
+constexpr int kPriorityBits = 2;
+constexpr int kMostUrgent = -((1 << kPriorityBits) - 1);
 
 class SpyreGuard final : public c10::impl::DeviceGuardImplInterface {
   public:
@@ -68,13 +74,17 @@ class SpyreGuard final : public c10::impl::DeviceGuardImplInterface {
         return c10::Stream(c10::Stream::DEFAULT, resolve_device(device));
     }
 
-    c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-        return getNewStream(device, 0);
+    c10::Stream getStreamFromGlobalPool(c10::Device device, bool urgent) const override {
+        return getNewStream(device, urgent ? kMostUrgent : 0);
     }
 
-    c10::Stream getNewStream(c10::Device device, int) const override {
-        return c10::Stream(c10::Stream::UNSAFE, resolve_device(device),
-                           next_stream_id.fetch_add(1, std::memory_order_relaxed));
+    // As with CUDA, a priority beyond the range is the most urgent one.
+    c10::Stream getNewStream(c10::Device device, int priority) const override {
+        TORCH_CHECK(priority <= 0, "Expected spyre stream priority to be less than or equal to 0, got ",
+                    priority);
+        const auto number = next_stream_number.fetch_add(1, std::memory_order_relaxed);
+        const auto urgency = -std::max(priority, kMostUrgent);
+        return c10::Stream(c10::Stream::UNSAFE, resolve_device(device), number << kPriorityBits | urgency);
     }
 
     c10::Stream exchangeStream(c10::Stream stream) const override {

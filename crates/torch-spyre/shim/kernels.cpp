@@ -63,10 +63,19 @@ at::Tensor efficient_zero_tensor(c10::IntArrayRef sizes, std::optional<c10::Scal
     return at::detail::empty_generic(sizes, allocator, keys, c10::dtype_or_default(dtype), std::nullopt);
 }
 
+// torch changes the sizes before it asks for the memory. They are put back if there is none: the tensor would
+// reach beyond its storage.
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes,
                           std::optional<c10::MemoryFormat> memory_format) {
     const CurrentDeviceScope scope(self.device().index());
-    return at::native::resize_(self, sizes, memory_format);
+    const auto old_sizes = self.sizes().vec();
+    const auto old_strides = self.strides().vec();
+    try {
+        return at::native::resize_(self, sizes, memory_format);
+    } catch (...) {
+        self.unsafeGetTensorImpl()->set_sizes_and_strides(old_sizes, old_strides);
+        throw;
+    }
 }
 
 // ---- storages
@@ -91,6 +100,16 @@ at::Tensor& set_to_part_of_storage(at::Tensor& self, c10::Storage source, int64_
                                    c10::IntArrayRef sizes, c10::IntArrayRef strides) {
     const CurrentDeviceScope scope(self.device().index());
     return at::native::set_storage_cpu_(self, std::move(source), storage_offset, sizes, strides);
+}
+
+// Whether `tensor.data = other` may replace the one by the other, also where they are on different devices.
+// torch asks when a module is moved: it then keeps the parameters that optimisers and tied layers refer to.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+    const auto plain = [](const at::Tensor& tensor) {
+        return tensor.key_set().has(c10::DispatchKey::Dense) &&
+               (tensor.is_cpu() || tensor.is_privateuseone());
+    };
+    return self.key_set() == from.key_set() || (plain(self) && plain(from));
 }
 
 // ---- copies
@@ -145,6 +164,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("set_.source_Tensor", set_to_tensor);
     m.impl("set_.source_Storage", set_to_storage);
     m.impl("set_.source_Storage_storage_offset", set_to_part_of_storage);
+    m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar_dense);
