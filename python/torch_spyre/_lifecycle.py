@@ -79,7 +79,7 @@ def _shutdown() -> None:
 
 def _register() -> None:
     global _core, _failure
-    from torch_spyre import device_module
+    from torch_spyre import device_module, distributed
 
     try:
         rename_privateuse1_backend("spyre")
@@ -91,6 +91,7 @@ def _register() -> None:
         _core, _failure = None, error.with_traceback(None)
     else:
         device_module._publish_submodules()
+        distributed.register()
 
 
 def _raise_failure() -> NoReturn:
