@@ -79,7 +79,7 @@ def _shutdown() -> None:
 
 def _register() -> None:
     global _core, _failure
-    from torch_spyre import device_module
+    from torch_spyre import device_module, distributed
 
     try:
         rename_privateuse1_backend("spyre")
@@ -94,6 +94,7 @@ def _register() -> None:
         device_module._publish_submodules()
         for extension in (_data_parallel, _dlpack, _processes, _safetensors):
             extension.install()
+        distributed.register()
 
 
 def _raise_failure() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from torch_spyre import memory
 from torch_spyre._device import (
@@ -24,6 +25,7 @@ from torch_spyre._device import (
     set_device,
     synchronize,
 )
+from torch_spyre._eager import keep_constant, keep_eager
 from torch_spyre._lifecycle import lazy_init as _lazy_init
 from torch_spyre._random import (
     get_rng_state,
@@ -117,6 +119,25 @@ __all__ = [
 
 _initialized = False
 """Whether the devices have been set up. torch.utils.checkpoint asks, and keeps random states only then."""
+
+keep_constant(is_available, is_bf16_supported, get_device_capability, get_device_name)
+keep_constant(device_count, get_amp_supported_dtype)
+keep_eager(globals()[name] for name in __all__)
+keep_eager(getattr(memory, name) for name in memory.__all__)
+
+
+def _inductor_backend_init() -> None:
+    """What torch calls before it compiles something for the first time, whatever the device."""
+    from torch_spyre import inductor
+
+    inductor.register()
+
+
+def __getattr__(name: str) -> NoReturn:
+    # Versions of torch without that call look up a class of this name before they compile for the first time.
+    if name == "Scheduling":
+        _inductor_backend_init()
+    raise AttributeError(f"module 'torch.spyre' has no attribute {name!r}")
 
 
 def _publish_submodules() -> None:

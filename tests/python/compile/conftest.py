@@ -1,0 +1,65 @@
+"""A cache of Inductor's own for the run, and comparing compiled functions with eager ones on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+from conftest import copied
+
+
+@pytest.fixture(scope="session", autouse=True)
+def inductor_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Generated code of this run only: nothing that an earlier version of the package has made is used."""
+    previous = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    if previous is None:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    else:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = previous
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    torch._dynamo.reset()
+
+
+def compiled_as_cpu(
+    function: Callable[..., object],
+    *arguments: object,
+    tolerance: float | None = None,
+    strides: bool = True,
+    **options: Any,
+) -> None:
+    """Asserts that compiled on spyre, without a graph break, a function gives what it gives on the CPU.
+
+    Results and changed arguments have the same values and, unless `strides` is False, the same strides.
+    """
+    options.setdefault("fullgraph", True)
+    on_cpu = [copied(argument, "cpu") for argument in arguments]
+    on_spyre = [copied(argument, "spyre") for argument in arguments]
+    expected = function(*on_cpu)
+    actual = torch.compile(function, **options)(*on_spyre)
+    for ours, theirs in zip(leaves((actual, on_spyre)), leaves((expected, on_cpu)), strict=True):
+        same(ours, theirs, tolerance, strides)
+
+
+def leaves(tree: object) -> list[object]:
+    return list(torch.utils._pytree.tree_leaves(tree))
+
+
+def same(actual: object, expected: object, tolerance: float | None = None, strides: bool = True) -> None:
+    if not isinstance(expected, torch.Tensor):
+        assert actual == expected
+        return
+    assert isinstance(actual, torch.Tensor)
+    assert actual.device == torch.device("spyre", 0)
+    if strides:
+        assert actual.stride() == expected.stride()
+    torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
