@@ -21,7 +21,7 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool enable_gqa) {
     const bool mask_has_gradient = mask && mask->defined() && mask->requires_grad();
-    if (mask_has_gradient || enable_gqa) {
+    if (mask_has_gradient) {
         return static_cast<int64_t>(sdp::SDPBackend::math);
     }
     const auto on_cpu =
