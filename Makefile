@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-freethreaded check models tsan fuzz repeat soak mutants bench bench-check
+.PHONY: help setup demo test test-freethreaded check opinfo models tsan fuzz repeat soak mutants bench bench-check
 .PHONY: bench-baseline bench-images header lock clean
 
 help: ## List the commands
@@ -30,6 +30,9 @@ test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first
 
 check: setup ## Formats, lints, types, documents, models, ThreadSanitizer, scenarios and soak with debug checks
 	@scripts/check.sh
+
+opinfo: setup ## Compare every sample of PyTorch's operator database with the CPU; `make test` takes some of them
+	@scripts/opinfo.sh
 
 models: ## Check the core with loom and shuttle: small models exhaustively, the whole ladder in random schedules
 	@scripts/models.sh

@@ -36,6 +36,8 @@ REAL_STDERR: pytest.StashKey[TextIO] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="short collections, fewer rounds; for scripts/repeat.sh")
+    parser.addoption("--part", default="0/1", help="I/N: the tests of ops/ whose number leaves the remainder I")
+    parser.addoption("--all-samples", action="store_true", help="every sample of every operator; for scripts/opinfo.sh")
 
 
 def pytest_configure(config: pytest.Config) -> None:

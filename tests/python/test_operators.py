@@ -318,14 +318,6 @@ class TestMixedDevices:
 class TestUnavailable:
     """What the device does not have says so instead of returning something on the CPU."""
 
-    def test_sparse(self) -> None:
-        with pytest.raises((NotImplementedError, RuntimeError), match="spyre|SparsePrivateUse1"):
-            A.to("spyre").to_sparse()
-
-    def test_quantized(self) -> None:
-        with pytest.raises((NotImplementedError, RuntimeError), match="spyre|PrivateUse1"):
-            torch.quantize_per_tensor(A.to("spyre"), 0.1, 0, torch.qint8)
-
     def test_pinned(self) -> None:
         with pytest.raises(RuntimeError, match="pin"):
             torch.empty(2, device="spyre", pin_memory=True)

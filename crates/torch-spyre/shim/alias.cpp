@@ -2,6 +2,8 @@
 #include "alias.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/quantized/QTensorImpl.h>
 
 #include <cstring>
 
@@ -11,6 +13,8 @@
 namespace spyre {
 namespace {
 
+using c10::DispatchKey;
+using c10::DispatchKeySet;
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 
 // The deleter of an alias: its context is one reference to the spyre storage.
@@ -23,6 +27,60 @@ void copy_lazy_bits(const at::Tensor& from, c10::TensorImpl* to) {
     if (C10_UNLIKELY(from.is_neg())) {
         to->_set_neg(true);
     }
+}
+
+at::QTensorImpl* quantized(const at::Tensor& tensor) noexcept {
+    return static_cast<at::QTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+at::native::NestedTensorImpl* nested(const at::Tensor& tensor) noexcept {
+    return static_cast<at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+// Neither quantized nor nested.
+bool is_plain(const at::Tensor& tensor) noexcept {
+    constexpr auto others =
+        DispatchKeySet(DispatchKey::Quantized) | DispatchKeySet(DispatchKey::NestedTensor);
+    return !tensor.key_set().has_any(others);
+}
+
+// A tensor over `storage` with the type and the layout of `like`.
+at::Tensor plain_tensor_over(c10::Storage storage, const at::Tensor& like) {
+    const DispatchKeySet keys(storage.device().is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1);
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+    auto* const impl = tensor.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    copy_lazy_bits(like, impl);
+    return tensor;
+}
+
+// The same for tensors of every kind. The sizes of a nested tensor are CPU tensors on every device.
+at::Tensor tensor_over(c10::Storage storage, const at::Tensor& like) {
+    if (C10_LIKELY(is_plain(like))) {
+        return plain_tensor_over(std::move(storage), like);
+    }
+    const bool cpu = storage.device().is_cpu();
+    if (like.is_nested()) {
+        const DispatchKeySet keys(cpu ? DispatchKey::NestedTensorCPU : DispatchKey::NestedTensorPrivateUse1);
+        return at::detail::make_tensor<at::native::NestedTensorImpl>(
+            std::move(storage), keys, like.dtype(), nested(like)->get_nested_sizes(),
+            nested(like)->get_nested_strides(), nested(like)->get_storage_offsets());
+    }
+    const DispatchKeySet keys(cpu ? DispatchKey::QuantizedCPU : DispatchKey::QuantizedPrivateUse1);
+    auto tensor = at::detail::make_tensor<at::QTensorImpl>(std::move(storage), keys, like.dtype(),
+                                                           quantized(like)->quantizer());
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    return tensor;
+}
+
+// A nested tensor has the memory of all its tensors, with gaps if it is a view.
+at::Tensor copy_nested_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device) {
+    const auto& storage = cpu.storage();
+    const auto memory = empty_spyre({static_cast<int64_t>(storage.nbytes())}, {1}, c10::kByte, device);
+    if (storage.nbytes() > 0) {
+        std::memcpy(memory.mutable_data_ptr(), storage.data(), storage.nbytes());
+    }
+    return tensor_over(memory.storage(), cpu);
 }
 
 }  // namespace
@@ -42,14 +100,10 @@ bool is_alias_storage(const c10::Storage& storage) noexcept {
 }
 
 at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage) {
-    auto alias = at::detail::make_tensor<c10::TensorImpl>(
-        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-    auto* const impl = alias.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    auto alias = tensor_over(std::move(storage), tensor);
     if (C10_UNLIKELY(tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
-        impl->set_wrapped_number(true);
+        alias.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
-    copy_lazy_bits(tensor, impl);
     return alias;
 }
 
@@ -76,23 +130,35 @@ at::Tensor copy_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device) {
     if (!cpu.defined()) {
         return cpu;
     }
+    if (C10_UNLIKELY(cpu.is_nested())) {
+        return copy_nested_to_spyre(cpu, device);
+    }
     auto result = empty_spyre(cpu.sizes(), cpu.strides(), cpu.scalar_type(), device);
     const size_t nbytes =
         at::detail::computeStorageNbytes(cpu.sizes(), cpu.strides(), cpu.dtype().itemsize());
     if (nbytes > 0) {
         std::memcpy(result.mutable_data_ptr(), cpu.const_data_ptr(), nbytes);
     }
+    if (C10_UNLIKELY(cpu.is_quantized())) {
+        auto quantized_result = tensor_over(result.storage(), cpu);
+        quantized_result.unsafeGetTensorImpl()->set_storage_offset(0);
+        return quantized_result;
+    }
     copy_lazy_bits(cpu, result.unsafeGetTensorImpl());
     return result;
 }
 
 void check_representable(const at::Tensor& cpu, const char* operation) {
-    TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::kStrided && !cpu.is_quantized() && !cpu.is_nested(), "'",
-                                operation,
-                                "' is not available on spyre: its result is not a dense strided tensor");
+    TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::kStrided, "'", operation,
+                                "' is not available on spyre: its result has the layout ", cpu.layout(),
+                                ", which the device has not. Move the tensor to the CPU first");
 }
 
 at::Tensor view_like(const at::Tensor& base, const at::Tensor& like) {
+    // The keys of the base are those of its kind.
+    if (C10_UNLIKELY(!is_plain(base) || !is_plain(like))) {
+        return tensor_over(base.storage(), like);
+    }
     const auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
     auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
                                                          keys, like.dtype());
@@ -100,6 +166,11 @@ at::Tensor view_like(const at::Tensor& base, const at::Tensor& like) {
     impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
     copy_lazy_bits(like, impl);
     return view;
+}
+
+at::Tensor spyre_tensor_behind(const at::Tensor& alias) {
+    auto* const behind = static_cast<c10::StorageImpl*>(alias.storage().data_ptr().get_context());
+    return tensor_over(c10::Storage(StoragePtr::reclaim_copy(behind)), alias);
 }
 
 }  // namespace spyre

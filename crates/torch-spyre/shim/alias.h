@@ -1,8 +1,8 @@
 // CPU tensors over the bytes of spyre tensors, and the way back.
 //
 // Simulated device memory is host-addressable, so a CPU kernel can work on it directly: an alias is a CPU
-// tensor with the same bytes, sizes, strides, and lazy conjugation and negation. Its storage keeps the spyre
-// storage alive.
+// tensor with the same bytes, sizes, strides, quantizer, and lazy conjugation and negation. Its storage keeps
+// the spyre storage alive. Sparse tensors, which have no bytes of their own, are in layouts.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,11 +40,14 @@ at::Tensor empty_spyre(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Sc
 // undefined.
 at::Tensor copy_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device);
 
-// Throws NotImplementedError, naming `operation`, unless `cpu` can become a spyre tensor: strided, not
-// quantized, not nested.
+// Throws NotImplementedError, naming `operation`, unless `cpu`, which is not sparse, can become a spyre
+// tensor: strided.
 void check_representable(const at::Tensor& cpu, const char* operation);
 
 // A view of the spyre tensor `base` with the layout and the type of the CPU tensor `like`.
 at::Tensor view_like(const at::Tensor& base, const at::Tensor& like);
+
+// A spyre tensor over the memory that `alias` stands for.
+at::Tensor spyre_tensor_behind(const at::Tensor& alias);
 
 }  // namespace spyre

@@ -30,7 +30,7 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
     const bool mask_has_gradient = mask && mask->defined() && mask->requires_grad();
     // A batch of torch.func.vmap has no memory that could be aliased.
     const bool has_memory = query.has_storage() && key.has_storage() && value.has_storage();
-    if (mask_has_gradient || enable_gqa || !has_memory) {
+    if (mask_has_gradient || !has_memory) {
         return static_cast<int64_t>(sdp::SDPBackend::math);
     }
     const auto on_cpu =

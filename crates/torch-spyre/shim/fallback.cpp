@@ -7,8 +7,10 @@
 #include <ATen/core/jit_type.h>
 #include <torch/library.h>
 
+#include <vector>
+
 #include "alias.h"
-#include "allocator.h"
+#include "aliases.h"
 #include "argument_devices.h"
 #include "device.h"
 #include "generator.h"
@@ -16,111 +18,22 @@
 namespace spyre {
 namespace {
 
-// The aliases made for one call: the same tensor always has the same alias and the same storage the same
-// alias storage, so that kernels see which arguments are the same or overlap.
-class Aliases {
-  public:
-    struct Pair {
-        at::Tensor device;
-        at::Tensor cpu;
-        bool writable;
-    };
-
-    at::Tensor of(const at::Tensor& tensor, bool writable) {
-        const Pair* same_storage = nullptr;
-        for (auto& pair : pairs_) {
-            if (pair.device.is_same(tensor)) {
-                pair.writable |= writable;
-                return pair.cpu;
-            }
-            if (pair.device.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(
-                    tensor.unsafeGetTensorImpl()->unsafe_storage())) {
-                same_storage = &pair;
-            }
-        }
-        auto storage = same_storage ? same_storage->cpu.storage() : alias_storage(tensor.storage());
-        pairs_.push_back({tensor, alias_with_storage(tensor, std::move(storage)), writable});
-        return pairs_.back().cpu;
-    }
-
-    // What a result that shares an alias's memory stands for: an argument, or a view of one.
-    at::Tensor device_tensor_of(const at::Tensor& cpu) const {
-        const Pair* base = nullptr;
-        for (const auto& pair : pairs_) {
-            if (pair.cpu.is_same(cpu)) {
-                return pair.device;
-            }
-            if (pair.cpu.storage().is_alias_of(cpu.storage())) {
-                base = &pair;
-            }
-        }
-        TORCH_INTERNAL_ASSERT(base, "a result aliases a tensor that is not an argument");
-        return view_like(base->device, cpu);
-    }
-
-    // Gives written tensors the memory and the layout that the kernel gave their aliases.
-    void write_back() {
-        for (auto& pair : pairs_) {
-            if (pair.writable) {
-                take_over_memory(pair);
-                take_over_layout(pair);
-            }
-        }
-    }
-
-  private:
-    static void take_over_memory(Pair& pair) {
-        auto* const from = pair.cpu.storage().unsafeGetStorageImpl();
-        auto* const to = pair.device.storage().unsafeGetStorageImpl();
-        if (C10_LIKELY(from->data() == to->data() && from->nbytes() == to->nbytes())) {
-            return;
-        }
-        TORCH_INTERNAL_ASSERT(from->data() == nullptr || is_spyre_memory(from->data_ptr()),
-                              "an aliased storage was given foreign memory");
-        const auto device = to->device();
-        const size_t nbytes = from->nbytes();
-        auto memory = from->set_data_ptr(c10::DataPtr());
-        if (memory) {
-            memory.unsafe_set_device(device);
-        } else {
-            memory = c10::DataPtr(nullptr, device);
-        }
-        to->set_data_ptr_noswap(std::move(memory));
-        to->set_nbytes(nbytes);
-        // Other aliases of this storage, and views among the results, go on with the memory it has now.
-        from->set_data_ptr_noswap(std::move(
-            alias_storage(pair.device.storage()).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
-    }
-
-    static void take_over_layout(const Pair& pair) {
-        const auto& from = pair.cpu;
-        auto* const to = pair.device.unsafeGetTensorImpl();
-        if (C10_UNLIKELY(!from.sizes().equals(to->sizes()) || !from.strides().equals(to->strides()) ||
-                         from.storage_offset() != to->storage_offset())) {
-            to->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
-        }
-        // Some linear algebra conjugates its output by flipping the bit.
-        if (C10_UNLIKELY(from.is_conj() != to->is_conj())) {
-            to->_set_conj(from.is_conj());
-        }
-        if (C10_UNLIKELY(from.is_neg() != to->is_neg())) {
-            to->_set_neg(from.is_neg());
-        }
-    }
-
-    c10::SmallVector<Pair, 6> pairs_;
-};
-
 // One call of an operator.
 class Call {
   public:
-    Call(const c10::OperatorHandle& op, torch::jit::Stack* stack)
-        : op_(op), schema_(op.schema()), stack_(*stack), devices_(schema_) {}
+    Call(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DispatchKey kernel,
+         bool shows_requires_grad)
+        : op_(op),
+          schema_(op.schema()),
+          stack_(*stack),
+          kernel_(kernel),
+          shows_requires_grad_(shows_requires_grad),
+          devices_(schema_) {}
 
     void run() {
-        TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "'",
-                                    schema_.name(),
-                                    "' is not available on spyre: PyTorch has no CPU kernel for it");
+        TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(kernel_), "'", schema_.name(),
+                                    "' is not available on spyre: PyTorch has no kernel for it for the key ",
+                                    kernel_, ", whose kernels the device uses");
         const auto arguments = torch::jit::last(stack_, schema_.arguments().size());
         for (size_t i = 0; i < arguments.size(); ++i) {
             devices_.see(arguments[i], schema_.arguments()[i]);
@@ -140,14 +53,19 @@ class Call {
   private:
     void run_cpu_kernel() {
         const BelowAutograd scope;
-        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+        op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &stack_);
     }
 
     at::Tensor alias(const at::Tensor& tensor, const c10::Argument& argument) {
         if (!tensor.defined() || !tensor.is_privateuseone()) {
             return tensor;
         }
-        return aliases_.of(tensor, argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+        auto alias =
+            aliases_.of(tensor, argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+        if (C10_UNLIKELY(shows_requires_grad_) && tensor.requires_grad()) {
+            alias.set_requires_grad(true);
+        }
+        return alias;
     }
 
     void translate_argument(c10::IValue& value, const c10::Argument& argument) {
@@ -204,27 +122,68 @@ class Call {
         if (!cpu.defined() || !cpu.is_cpu() || device.type() != kSpyre) {
             return cpu;
         }
-        check_representable(cpu, schema_.name().c_str());
-        return is_alias_storage(cpu.storage()) ? aliases_.device_tensor_of(cpu)
-                                               : copy_to_spyre(cpu, device.index());
+        return aliases_.result(cpu, device.index(), schema_.name().c_str());
     }
 
     const c10::OperatorHandle& op_;
     const c10::FunctionSchema& schema_;
     torch::jit::Stack& stack_;
+    const c10::DispatchKey kernel_;
+    const bool shows_requires_grad_;
     ArgumentDevices devices_;
     Aliases aliases_;
 };
 
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, stack).run(); }
+// Runs the operator's kernel for the key `kernel` on aliases. They require no gradient, which few kernels
+// look at: it is costly to show.
+template <c10::DispatchKey kernel, bool shows_requires_grad = false>
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    Call(op, stack, kernel, shows_requires_grad).run();
+}
+
+template <c10::DispatchKey kernel, bool shows_requires_grad = false>
+torch::CppFunction fallback_to() {
+    return torch::CppFunction::makeFromBoxedFunction<&fallback<kernel, shows_requires_grad>>();
+}
+
+bool is_composite(const c10::OperatorHandle& op) {
+    return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+           op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+           op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+// All composite operators of torch.
+const std::vector<c10::OperatorHandle>& composite_operators() {
+    static const auto operators = [] {
+        auto& dispatcher = c10::Dispatcher::singleton();
+        std::vector<c10::OperatorHandle> found;
+        for (const auto& name : dispatcher.getAllOpNames()) {
+            const auto op = dispatcher.findOp(name);
+            if (op && is_composite(*op) && name.getNamespace() == "aten") {
+                found.push_back(*op);
+            }
+        }
+        return found;
+    }();
+    return operators;
+}
+
+// A composite kernel hides the fallback. Where the CPU has a kernel of its own for `kernel` beside it, the
+// fallback has to be named.
+template <c10::DispatchKey kernel>
+void prefer_fallback(torch::Library& library) {
+    for (const auto& op : composite_operators()) {
+        if (op.hasKernelForDispatchKey(kernel)) {
+            library.impl(toString(op.operator_name()).c_str(), fallback_to<kernel>());
+        }
+    }
+}
 
 }  // namespace
 
 // Operators that would not reach the fallback by themselves, although their CPU kernels are the better ones.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-    const auto use_fallback = [&](const char* name) {
-        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    };
+    const auto use_fallback = [&](const char* name) { m.impl(name, fallback_to<c10::DispatchKey::CPU>()); };
     // They compute the size of their result as they go, so their `.out` variant warns that it resizes an
     // output.
     use_fallback("mse_loss");
@@ -235,9 +194,30 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     use_fallback("silu_backward");
     use_fallback("mish_backward");
     use_fallback("addr");
+    // They look for a kernel of this device, or at the type of the device.
+    use_fallback("conj_physical_");
+    use_fallback("mode.values");
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(fallback_to<c10::DispatchKey::CPU>()); }
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(fallback_to<c10::DispatchKey::SparseCPU>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) { m.fallback(fallback_to<c10::DispatchKey::SparseCsrCPU>()); }
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(fallback_to<c10::DispatchKey::QuantizedCPU>()); }
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+    m.fallback(fallback_to<c10::DispatchKey::NestedTensorCPU>());
+}
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { prefer_fallback<c10::DispatchKey::SparseCPU>(m); }
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+    prefer_fallback<c10::DispatchKey::SparseCsrCPU>(m);
+    // Only if a gradient is required, it makes what its gradient reads.
+    m.impl("_sparse_mm_reduce_impl", fallback_to<c10::DispatchKey::SparseCsrCPU, true>());
+}
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { prefer_fallback<c10::DispatchKey::QuantizedCPU>(m); }
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
+    prefer_fallback<c10::DispatchKey::NestedTensorCPU>(m);
+}
 
 // Copying a lazily conjugated or negated tensor resolves it by copying. Without these the copy ends in the
 // resolving kernel again, for ever.

@@ -147,9 +147,6 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
     return {at::mul(input, mask).mul_(kept == 0.0 ? 0.0 : 1.0 / kept), mask};
 }
 
-// Asked before a batch becomes a nested tensor. There are none on this device.
-bool nested_tensor_from_mask_left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -170,7 +167,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("_local_scalar_dense", local_scalar_dense);
     m.impl("record_stream", record_stream);
     m.impl("native_dropout", native_dropout);
-    m.impl("_nested_tensor_from_mask_left_aligned", nested_tensor_from_mask_left_aligned);
 }
+
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { m.impl("_copy_from", copy_from); }
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { m.impl("_copy_from", copy_from); }
 
 }  // namespace spyre

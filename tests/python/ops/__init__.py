@@ -1,0 +1,1 @@
+"""PyTorch's own description of its operators, run on spyre and compared with CPU."""

@@ -1,0 +1,50 @@
+"""Operators that the sweep treats in a way of their own, one by one, each with the reason.
+
+An expected failure that no longer fails makes the sweep fail, so that no entry outlives its reason.
+"""
+
+from __future__ import annotations
+
+import torch
+
+UNINITIALISED: dict[str, str] = {
+    "empty": "memory as it was found",
+    "empty_like": "memory as it was found",
+    "empty_permuted": "memory as it was found",
+    "empty_strided": "memory as it was found",
+    "new_empty": "memory as it was found",
+    "new_empty_strided": "memory as it was found",
+}
+"""Results are compared without their values."""
+
+FACTORIES: dict[str, str] = {
+    "arange": "has samples that name no device",
+    "linspace": "has samples that name no device",
+    "linspace.tensor_overload": "the result is on the default device, not that of its arguments",
+    "logspace": "has samples that name no device",
+    "logspace.tensor_overload": "the result is on the default device, not that of its arguments",
+}
+"""Called with spyre as the default device."""
+
+CPU_ARGUMENTS: dict[str, str] = {
+    "tensor_split": "tensor_indices_or_sections has to be on the CPU, as it has with CUDA",
+}
+"""Only the input is moved; the other arguments stay on the CPU."""
+
+SLOW: dict[str, int] = {"grid_sampler_3d": 2, "max_pool2d_with_indices_backward": 4}
+"""How many samples run without `--all-samples`; these take the CPU's kernel seconds."""
+
+_ACCUMULATION = (
+    "PyTorch accumulates chunks in float32 on the CPU and in the input's type elsewhere: it asks for the device's name"
+)
+
+TOLERANCES: dict[tuple[str, torch.dtype], tuple[float, float, str]] = {
+    ("nn.functional.linear_cross_entropy.chunked", torch.float16): (2e-2, 2e-2, _ACCUMULATION),
+    ("nn.functional.linear_cross_entropy.chunked", torch.bfloat16): (1e-1, 1e-1, _ACCUMULATION),
+    ("nn.functional.linear_cross_entropy.chunked_none", torch.float16): (2e-2, 2e-2, _ACCUMULATION),
+    ("nn.functional.linear_cross_entropy.chunked_none", torch.bfloat16): (1e-1, 1e-1, _ACCUMULATION),
+}
+"""Relative and absolute tolerance in place of those of `torch.testing.assert_close`."""
+
+EXPECTED_FAILURES: dict[tuple[str, torch.dtype | None], str] = {}
+"""By operator, with its variant, and data type; None stands for every type that the operator has on the CPU."""

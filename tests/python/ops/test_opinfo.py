@@ -1,0 +1,101 @@
+"""The OpInfo database on spyre: each operator and data type, compared with CPU.
+
+Forward, in place, with `out=` that fits and that has to be resized, and backward. Random numbers count as values: a
+spyre generator gives those of a CPU generator with the same seed, and each call seeds anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ops import calls, catalogue, exceptions
+from ops.comparison import Expectations
+from ops.device_copies import Copies
+
+# Operators warn of much that does not concern the device: prototypes, deprecations, experimental types.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SAMPLES = 6
+"""How many samples of an operator and type run without `--all-samples`."""
+
+VARIANT_SAMPLES = 3
+"""How many of them run in place and with `out=` too."""
+
+
+class Sweep:
+    """All calls of one operator with one data type; problems are collected, each with the call that had it."""
+
+    def __init__(self, operator: Any, dtype: torch.dtype, counts: Counter[str]) -> None:
+        self.operator = operator
+        self.dtype = dtype
+        self.counts = counts
+        self.problems: list[str] = []
+        name = operator.full_name
+        self.cpu_arguments = name in exceptions.CPU_ARGUMENTS
+        self.default_device = name in exceptions.FACTORIES
+        relative, absolute, _ = exceptions.TOLERANCES.get((name, dtype), (None, None, ""))
+        self.expectations = Expectations(
+            values=name not in exceptions.UNINITIALISED, relative=relative, absolute=absolute
+        )
+
+    def attempt(self, kind: str, position: int, call: Callable[[Copies], object]) -> None:
+        try:
+            done = calls.compare(
+                call, self.expectations, cpu_arguments=self.cpu_arguments, default_device=self.default_device
+            )
+        except Exception as problem:
+            self.problems.append(f"{kind}, sample {position}: {type(problem).__name__}: {problem}")
+        else:
+            self.counts[f"{kind}{'' if done else ' that fail on both'}"] += 1
+
+    def forward(self, samples: list[Any]) -> None:
+        in_place = self.operator.get_inplace()
+        for position, sample in enumerate(samples):
+            self.attempt("forward calls", position, calls.forward(self.operator, sample))
+            if position >= VARIANT_SAMPLES:
+                continue
+            if in_place and not sample.broadcasts_input:
+                self.attempt("in-place calls", position, calls.forward(in_place, sample))
+            if self.operator.supports_out:
+                for fitting in (True, False):
+                    call = calls.with_out(self.operator, sample, fitting=fitting)
+                    self.attempt("calls with out=", position, call)
+
+    def backward(self, samples: list[Any]) -> None:
+        for position, sample in enumerate(samples):
+            self.attempt("backward calls", position, calls.backward(self.operator, sample))
+
+
+def has_gradient(operator: Any, dtype: torch.dtype) -> bool:
+    return bool(operator.supports_autograd) and dtype in operator.supported_backward_dtypes("cpu")
+
+
+@pytest.mark.parametrize(("operator", "dtype"), catalogue.cases(catalogue.op_db))
+def test_operator(operator: Any, dtype: torch.dtype, counts: Counter[str], all_samples: bool) -> None:
+    sweep = Sweep(operator, dtype, counts)
+    name = operator.full_name
+    reason = exceptions.EXPECTED_FAILURES.get((name, dtype)) or exceptions.EXPECTED_FAILURES.get((name, None))
+    everything = all_samples or reason is not None
+    count = exceptions.SLOW.get(name, SAMPLES)
+    sweep.forward(catalogue.chosen(operator.sample_inputs("cpu", dtype), everything, count))
+    if has_gradient(operator, dtype):
+        with_gradient = operator.sample_inputs("cpu", dtype, requires_grad=True)
+        sweep.backward(catalogue.chosen(with_gradient, everything, count))
+    counts["operators with a data type"] += 1
+    if reason is None:
+        assert not sweep.problems, "\n".join(sweep.problems)
+    else:
+        assert sweep.problems, f"{name} with {dtype} no longer fails; remove it from exceptions.py: {reason}"
+
+
+def test_tables_name_existing_operators() -> None:
+    known = {operator.full_name for operator in catalogue.op_db}
+    named = {name for name, _ in (*exceptions.EXPECTED_FAILURES, *exceptions.TOLERANCES)}
+    for table in (exceptions.UNINITIALISED, exceptions.FACTORIES, exceptions.CPU_ARGUMENTS, exceptions.SLOW):
+        named |= set(table)
+    assert named <= known
