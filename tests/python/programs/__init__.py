@@ -1,0 +1,1 @@
+"""Real programs on a device too small for their garbage."""
