@@ -125,7 +125,7 @@ class OnTheDevice(Dataset):
 def main(method):
     warm = torch.ones(2, device="spyre") + 1
     data = TensorDataset(torch.arange(20.0).reshape(10, 2))
-    loader = DataLoader(data, 2, num_workers=2, pin_memory=True, persistent_workers=True,
+    loader = DataLoader(data, 2, num_workers=1, pin_memory=True, persistent_workers=True,
                         multiprocessing_context=method)
     for _ in range(2):
         batches = [batch for batch, in loader]

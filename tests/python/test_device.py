@@ -129,5 +129,36 @@ def test_forked_child_is_told_to_spawn(run_script: RunScript) -> None:
     assert "parent goes on" in out
 
 
-def test_capability_lists_types() -> None:
-    assert torch.float32 in torch.accelerator.get_device_capability()["supported_dtypes"]
+class TestAccelerator:
+    """`torch.accelerator`, which programs use that do not name their device."""
+
+    def test_devices(self) -> None:
+        assert torch.accelerator.current_device_index() == 0
+        with torch.accelerator.device_index(0):
+            torch.accelerator.set_device_index("spyre:0")
+            torch.accelerator.synchronize()
+        assert torch.float32 in torch.accelerator.get_device_capability()["supported_dtypes"]
+        with pytest.raises((RuntimeError, ValueError), match="cpu|device"):
+            torch.accelerator.set_device_index("cpu")
+
+    def test_memory(self) -> None:
+        kept = torch.ones(1 << 20, device="spyre")
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+            assert getattr(torch.accelerator, name)() == getattr(torch.spyre, name)() >= kept.nbytes
+        torch.accelerator.reset_peak_memory_stats()
+        torch.accelerator.reset_accumulated_memory_stats()
+        torch.accelerator.empty_cache()
+        stats = torch.accelerator.memory_stats()
+        assert stats["allocated_bytes.all.peak"] == stats["allocated_bytes.all.current"]
+        assert stats["allocated_bytes.all.allocated"] == 0
+
+    def test_streams(self) -> None:
+        stream = torch.spyre.Stream()
+        torch.accelerator.set_stream(stream)
+        assert torch.accelerator.current_stream() == torch.spyre.current_stream() == stream
+        torch.accelerator.set_stream(torch.spyre.default_stream())
+
+    @pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this version of PyTorch has no such class")
+    def test_graphs_are_not_supported(self) -> None:
+        with pytest.raises(RuntimeError, match="Graph is not supported on device type: spyre"):
+            torch.accelerator.Graph()

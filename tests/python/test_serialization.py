@@ -36,8 +36,38 @@ def test_cpu_checkpoint_onto_the_device() -> None:
 
 
 def test_load_of_a_missing_device() -> None:
-    with pytest.raises(RuntimeError, match="spyre|device"):
+    message = r"on SPYRE device 7 but torch.spyre.device_count\(\) is 1. Please use torch.load with map_location"
+    with pytest.raises(RuntimeError, match=message):
         torch.load(saved(torch.ones(2)), map_location="spyre:7")
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_types_and_parameters(weights_only: bool) -> None:
+    values = {
+        "parameter": nn.Parameter(torch.ones(2, device="spyre")),
+        "half": torch.ones(2, dtype=torch.bfloat16, device="spyre"),
+        "conjugate": torch.tensor([1 + 2j], device="spyre").conj(),
+        "empty": torch.empty(0, 3, device="spyre"),
+    }
+    loaded = torch.load(saved(values), weights_only=weights_only)
+    assert isinstance(loaded["parameter"], nn.Parameter)
+    assert loaded["conjugate"].is_conj()
+    for name, value in values.items():
+        assert loaded[name].is_spyre
+        assert (loaded[name].dtype, loaded[name].shape) == (value.dtype, value.shape)
+        assert loaded[name].tolist() == value.tolist()
+
+
+def test_other_ways_to_load(tmp_path: Path) -> None:
+    file, tensor = tmp_path / "tensor.pt", torch.arange(4.0, device="spyre")
+    torch.save(tensor, file)
+    assert torch.load(file, map_location=lambda storage, location: storage).device.type == "cpu"
+    assert torch.load(file, map_location=lambda storage, location: storage.spyre()).is_spyre
+    assert torch.load(file, map_location="meta").is_meta
+    for location in (None, "spyre", "cpu"):
+        assert torch.load(file, mmap=True, map_location=location).tolist() == tensor.tolist()
+    torch.save(tensor, file, _use_new_zipfile_serialization=False)
+    assert torch.load(file).is_spyre
 
 
 def test_shared_storage_stays_shared() -> None:

@@ -1,4 +1,4 @@
-// c10::DeviceAllocator on the Rust core, and the reports to torch's profiler.
+// c10::DeviceAllocator on the Rust core.
 //
 // Policy (searching, collecting, what an error says) is Rust's. This file turns status codes into exceptions
 // and counters into torch's structures. It is the only place that throws OutOfMemoryError.
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device.h"
+#include "memory_reports.h"
 #include "spyre_abi.h"
 
 namespace spyre {
@@ -44,6 +45,7 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes, c10::Device lab
     void* context = nullptr;
     MessageBuffer text;
     text[0] = '\0';
+    const ProfiledRequest profiled;
     const int32_t status = spyre_rs_allocate(device, nbytes, &data, &context, {text.data(), text.size()});
     if (C10_UNLIKELY(status == SPYRE_OUT_OF_MEMORY)) {
         report_out_of_memory(nbytes, device);
@@ -158,20 +160,3 @@ c10::Allocator* alias_allocator(c10::DeviceIndex device) {
 bool is_spyre_memory(const c10::DataPtr& data) noexcept { return data.get_deleter() == &spyre_rs_free; }
 
 }  // namespace spyre
-
-extern "C" bool spyre_shim_profiling() noexcept {
-    try {
-        return c10::memoryProfilingEnabled();
-    } catch (...) {
-        return false;
-    }
-}
-
-extern "C" void spyre_shim_report_usage(void* data, int64_t nbytes, size_t total_allocated,
-                                        size_t total_reserved, int32_t device) noexcept {
-    try {
-        c10::reportMemoryUsageToProfiler(data, nbytes, total_allocated, total_reserved,
-                                         c10::Device(spyre::kSpyre, static_cast<c10::DeviceIndex>(device)));
-    } catch (...) {  // Losing a report is better than failing an allocation or a deleter.
-    }
-}

@@ -7,6 +7,7 @@ mod ffi;
 pub(crate) mod hook;
 mod observer;
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -103,6 +104,16 @@ pub(crate) fn while_attached<R>(_proof: &Unlocked<'_>, body: impl FnOnce(Python<
     }
     // SAFETY: just asked of CPython itself.
     Some(ffi::parked(|| body(unsafe { Python::assume_attached() })))
+}
+
+thread_local! {
+    static IS_COLLECTOR: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one of the gate's, which collects for others.
+#[inline]
+pub(crate) fn is_collector_thread() -> bool {
+    IS_COLLECTOR.get()
 }
 
 /// Whether the interpreter is shutting down.
@@ -235,6 +246,7 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn new_thread(&self, _proof: &Unlocked<'_>) -> ThreadToken {
+        IS_COLLECTOR.set(true);
         self.collectors.lock().unwrap_or_else(PoisonError::into_inner).push(own_ident());
         token(ffi::new_state())
     }

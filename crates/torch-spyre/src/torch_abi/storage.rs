@@ -18,7 +18,7 @@ use crate::runtime::{self, DeviceMemory, runtime};
 const DEVICE_SHIFT: u32 = 56;
 
 unsafe extern "C" {
-    fn spyre_shim_profiling() -> bool;
+    fn spyre_shim_profiling(collecting: bool) -> bool;
     fn spyre_shim_report_usage(
         data: *mut c_void,
         nbytes: i64,
@@ -118,18 +118,23 @@ extern "C" fn spyre_rs_free(context: *mut c_void) {
 /// The address of a block that torch's profiler wants to hear of. Looking it up takes the mutex, a leaf, and
 /// happens only while profiling.
 fn observed_address(device: &DeviceMemory, handle: BlockHandle) -> Option<*mut c_void> {
-    // SAFETY: reads torch's thread-local and global profiler state.
-    if !unsafe { spyre_shim_profiling() } {
+    if !profiling() {
         return None;
     }
     let chunk = device.allocator.block(handle).ok()??;
     device.allocator.device().host_address(chunk.address).map(|address| address as *mut c_void)
 }
 
+/// Whether torch's profiler wants to hear of what this thread allocates and frees.
+#[inline]
+fn profiling() -> bool {
+    // SAFETY: reads torch's profiler state.
+    unsafe { spyre_shim_profiling(interpreter::is_collector_thread()) }
+}
+
 /// Tells torch's profiler, if it listens. No lock is held; the profiler may take the GIL.
 fn report_usage(device: &DeviceMemory, address: *mut c_void, bytes: i64) {
-    // SAFETY: reads torch's profiler state.
-    if !unsafe { spyre_shim_profiling() } || interpreter::is_finalizing() {
+    if !profiling() || interpreter::is_finalizing() {
         return;
     }
     let Ok(statistics) = device.allocator.statistics() else { return };
