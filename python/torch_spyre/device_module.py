@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 from torch_spyre import memory
 from torch_spyre._device import (
@@ -133,7 +132,9 @@ def _inductor_backend_init() -> None:
     inductor.register()
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> bool:
+    if name == "_initialized":  # Activation checkpointing asks, and keeps random states only if this is true.
+        return is_initialized()
     # Versions of torch without that call look up a class of this name before they compile for the first time.
     if name == "Scheduling":
         _inductor_backend_init()

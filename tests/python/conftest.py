@@ -82,14 +82,16 @@ RunScript = Callable[..., Script]
 def run_script() -> RunScript:
     """Runs Python code in a fresh interpreter, with environment variables on top of the current ones."""
 
-    def run(code: str, *, env: Mapping[str, str] | None = None, stdin: str = "") -> Script:
+    def run(
+        code: str, *, env: Mapping[str, str] | None = None, stdin: str = "", seconds: float = SCRIPT_SECONDS
+    ) -> Script:
         completed = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
             env={**os.environ, **(env or {})},
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=SCRIPT_SECONDS,
+            timeout=seconds,
             check=False,
         )
         return Script(completed.returncode, completed.stdout, completed.stderr)

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 def test_manual_seed_gives_the_numbers_of_the_cpu() -> None:
@@ -126,3 +127,11 @@ class TestGenerator:
         assert {tuple(each.tolist()) for each in drawn} == {
             tuple(torch.rand(16, generator=expected).tolist()) for _ in range(200)
         }
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_repeats_them(reentrant: bool) -> None:
+    ones = torch.ones(1000, device="spyre", requires_grad=True)
+    result = checkpoint(lambda a: functional.dropout(a * 3, 0.5), ones, use_reentrant=reentrant)
+    result.sum().backward()
+    assert torch.equal(ones.grad.cpu(), result.detach().cpu())

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 
-from conftest import copied
+from conftest import REAL_STDERR, copied
+
+COMPILER_SECONDS = 600
+"""For a test, or a script, that waits for the C++ compiler: a busy machine takes minutes for what takes seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets PyTorch call deprecated functions of its own while it compiles, as 2.12 does."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"))
+
+
+@pytest.fixture(autouse=True)
+def watchdog(pytestconfig: pytest.Config) -> Iterator[None]:
+    """In the place of the one for all tests."""
+    faulthandler.dump_traceback_later(COMPILER_SECONDS, exit=True, file=pytestconfig.stash[REAL_STDERR])
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compile.conftest import COMPILER_SECONDS
 from conftest import RunScript
 from pressure_tools import MIB, Counters, fill, fill_with_garbage, fits, memory
 
@@ -121,6 +122,7 @@ def test_compiled_functions_stay_on_their_device(run_script: RunScript) -> None:
         assert allocated(0) == before and torch.spyre.current_device() == 0
         """,
         env=TWO_DEVICES,
+        seconds=COMPILER_SECONDS,
     ).check()
 
 
@@ -136,4 +138,5 @@ def test_one_graph_on_two_devices(run_script: RunScript) -> None:
             torch.testing.assert_close(result.cpu(), expected)
         """,
         env=TWO_DEVICES,
+        seconds=COMPILER_SECONDS,
     ).check()

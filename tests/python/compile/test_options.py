@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compile.conftest import same
+from compile.conftest import COMPILER_SECONDS, same
 from conftest import RunScript
 from torch_spyre.inductor import _graph_pass
 
@@ -99,7 +99,8 @@ def test_importing_torch_imports_no_compiler(run_script: RunScript) -> None:
 
 
 def test_an_inductor_that_differs_is_refused_by_spyre_only(run_script: RunScript) -> None:
-    run_script("""
+    run_script(
+        """
         import torch, torch._inductor.scheduler
         del torch._inductor.scheduler.BaseSchedulerNode.is_cpu
         try:
@@ -113,4 +114,6 @@ def test_an_inductor_that_differs_is_refused_by_spyre_only(run_script: RunScript
         assert torch.compile(torch.sin, backend="aot_eager")(torch.zeros(3, device="spyre")).sum().item() == 0
         torch._inductor.scheduler.BaseSchedulerNode.is_cpu = lambda node: True
         assert torch.compile(torch.sin)(torch.zeros(3)).sum().item() == 0
-    """).check()
+    """,
+        seconds=COMPILER_SECONDS,
+    ).check()

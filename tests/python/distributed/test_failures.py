@@ -90,7 +90,7 @@ PROGRAM = """
     import torch.distributed as dist
     from torch import nn
 
-    dist.init_process_group()
+    dist.init_process_group("spyre")
     rank = dist.get_rank()
     torch.manual_seed(0)
     ours = nn.Linear(256, 256).to("spyre")
