@@ -43,16 +43,16 @@ AttentionResult attention(const at::Tensor& query, const at::Tensor& key, const 
     const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
         cpu_alias(query), cpu_alias(key), cpu_alias(value), dropout, causal, cpu_alias_if_spyre(bias), scale);
     // The CPU kernel has no dropout and no ragged batches, so the rest of the result says nothing.
-    const auto nothing = at::empty({0}, query.options().dtype(c10::kLong));
+    const auto nothing = [&] { return at::empty({0}, query.options().dtype(c10::kLong)); };
     return {copy_to_spyre(output, device),
             copy_to_spyre(logsumexp, device),
-            nothing,
-            nothing,
+            nothing(),
+            nothing(),
             query.size(2),
             key.size(2),
-            nothing,
-            nothing,
-            nothing};
+            nothing(),
+            nothing(),
+            nothing()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
