@@ -107,16 +107,6 @@ class TestGeneric(TestCase):
 
         self.expecting("errors", op.full_name, check)
 
-    @ops([op for op in catalogue.op_db if op.ref is not None], allowed_dtypes=(torch.float64,))
-    def test_thorough_reference(self, device: str, dtype: torch.dtype, op: Any) -> None:
-        """Results are those of NumPy or SciPy."""
-
-        def check() -> None:
-            for sample in self.some(op.reference_inputs(device, dtype)):
-                self.compare_with_reference(op, op.ref, sample)
-
-        self.expecting("reference", op.full_name, check)
-
     @modules(module_db, allowed_dtypes=(torch.float32,))
     def test_module(self, device: str, dtype: torch.dtype, module_info: Any, training: bool) -> None:
         """A module on the device does what it does on the CPU, with its gradients."""
