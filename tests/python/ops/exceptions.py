@@ -51,7 +51,6 @@ EXPECTED_FAILURES: dict[tuple[str, torch.dtype | None], str] = {}
 
 _ON_CPU_TOO = "the check fails on the CPU in the same way"
 _TOO_LARGE = "the inputs do not fit on the device of the tests, which has 64 MiB"
-_UNSPECIFIED = "compares the values of uninitialised memory"
 _LAZY = (
     "torch.nn.Module.to gives modules new, plain parameters on devices that PyTorch does not know by name, and forgets "
     "that these were lazy; make lazy modules with device='spyre'"
@@ -61,13 +60,6 @@ EXPECTED_GENERIC_FAILURES: dict[tuple[str, str], str] = {
     ("schema", "fft.hfft2"): _ON_CPU_TOO,
     ("schema", "fft.hfftn"): _ON_CPU_TOO,
     ("schema", "grid_sampler_3d"): _TOO_LARGE,
-    ("composite compliance", "empty"): _UNSPECIFIED,
-    ("composite compliance", "empty_like"): _UNSPECIFIED,
-    ("composite compliance", "empty_permuted"): _UNSPECIFIED,
-    ("composite compliance", "empty_strided"): _UNSPECIFIED,
-    ("composite compliance", "new_empty"): _UNSPECIFIED,
-    ("composite compliance", "new_empty_strided"): _UNSPECIFIED,
-    ("composite compliance", "grid_sampler_3d"): _TOO_LARGE,
     ("errors", "__rmod__"): _ON_CPU_TOO,
     ("errors", "__rpow__"): _ON_CPU_TOO,
     ("errors", "__rsub__"): _ON_CPU_TOO,
