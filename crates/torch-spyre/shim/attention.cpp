@@ -64,15 +64,16 @@ AttentionResult attention(const at::Tensor& query, const at::Tensor& key, const 
     const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
         cpu_alias(query), cpu_alias(key), cpu_alias(value), dropout, causal, cpu_alias_if_spyre(bias), scale);
     // The CPU kernel has no dropout and no ragged batches, so the rest of the result says nothing.
-    const auto no_seed = at::empty({}, query.options().dtype(c10::kLong));
+    // Two tensors: one must not be two results.
+    const auto no_seed = [&] { return at::empty({}, query.options().dtype(c10::kLong)); };
     return {copy_in_layout_of(query, output),
             copy_to_spyre(logsumexp.contiguous(), query.device().index()),
             at::Tensor(),
             at::Tensor(),
             query.size(2),
             key.size(2),
-            no_seed,
-            no_seed,
+            no_seed(),
+            no_seed(),
             at::Tensor()};
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -113,6 +114,22 @@ def empty_for(result: torch.Tensor, fitting: bool) -> torch.Tensor:
     if not fitting:
         return torch.empty(0, dtype=result.dtype, device=result.device)
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device).zero_()
+
+
+def trained(layer: torch.nn.Module, inputs: object, keywords: object = None) -> Callable[[Copies], object]:
+    """A call that returns a layer's results, the gradients of inputs and parameters, and its buffers afterwards."""
+
+    def call(copies: Copies) -> object:
+        here = copy.deepcopy(layer).to(copies.device)
+        results = here(*copies.of(inputs), **copies.of(keywords or {}))
+        outputs = [each for each in tensors_in(results) if each.requires_grad]
+        if outputs:
+            seeds = [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each) for each in outputs]
+            torch.autograd.backward(outputs, seeds)
+        gradients = [each.grad for each in (*copies.leaves, *here.parameters())]
+        return results, gradients, list(here.buffers())
+
+    return call
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

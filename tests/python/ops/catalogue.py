@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,16 +13,24 @@ import torch
 # PyTorch's test modules need it, and free-threaded environments do not have it.
 pytest.importorskip("expecttest")
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """For imports from torch.testing._internal, which use what torch has deprecated and forbid all later code to assign
+    to torch.backends. Other tests may do that.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+
+
+with quietly():
     from torch.testing._internal.autograd_function_db import autograd_function_db
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.custom_op_db import custom_op_db
     from torch.testing._internal.hop_db import hop_db
     from torch.testing._internal.opinfo.definitions.nested import njt_op_db
-
-# torch.testing._internal forbids all later code to assign to torch.backends, which the other tests may do.
-setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
 
 __all__ = ["DATA_TYPES", "SPARSE_LAYOUTS", "autograd_function_db", "custom_op_db", "hop_db", "njt_op_db", "op_db"]
 

@@ -31,11 +31,13 @@ def all_samples(pytestconfig: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = map(int, config.getoption("--part").split("/"))
+    thorough = config.getoption("--all-samples")
     here = [item for item in items if FOLDER in item.path.parents]
-    others = {id(item) for position, item in enumerate(here) if position % parts != part}
-    if others:
-        config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
-        items[:] = [item for item in items if id(item) not in others]
+    wanted = [item for item in here if thorough or not item.name.startswith("test_thorough_")]
+    kept = set(map(id, wanted[part::parts]))
+    left_out = {id(item) for item in here if id(item) not in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+    items[:] = [item for item in items if id(item) not in left_out]
 
 
 @pytest.hookimpl(hookwrapper=True)

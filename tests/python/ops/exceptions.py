@@ -48,3 +48,43 @@ TOLERANCES: dict[tuple[str, torch.dtype], tuple[float, float, str]] = {
 
 EXPECTED_FAILURES: dict[tuple[str, torch.dtype | None], str] = {}
 """By operator, with its variant, and data type; None stands for every type that the operator has on the CPU."""
+
+_ON_CPU_TOO = "the check fails on the CPU in the same way"
+_TOO_LARGE = "the inputs do not fit on the device of the tests, which has 64 MiB"
+_LAZY = (
+    "torch.nn.Module.to gives modules new, plain parameters on devices that PyTorch does not know by name, and forgets "
+    "that these were lazy; make lazy modules with device='spyre'"
+)
+
+EXPECTED_GENERIC_FAILURES: dict[tuple[str, str], str] = {
+    ("schema", "fft.hfft2"): _ON_CPU_TOO,
+    ("schema", "fft.hfftn"): _ON_CPU_TOO,
+    ("schema", "grid_sampler_3d"): _TOO_LARGE,
+    ("errors", "__rmod__"): _ON_CPU_TOO,
+    ("errors", "__rpow__"): _ON_CPU_TOO,
+    ("errors", "__rsub__"): _ON_CPU_TOO,
+    ("errors", "clamp_max"): _ON_CPU_TOO,
+    ("errors", "clamp_min"): _ON_CPU_TOO,
+    ("errors", "multinomial"): _TOO_LARGE,
+    ("module", "nn.FractionalMaxPool2d"): "the inputs mix float32 and float64, which the CPU refuses too",
+    ("module", "nn.FractionalMaxPool3d"): "the inputs mix float32 and float64, which the CPU refuses too",
+    ("module", "nn.LazyConv1d"): _LAZY,
+    ("module", "nn.LazyConv2d"): _LAZY,
+    ("module", "nn.LazyConv3d"): _LAZY,
+    ("module", "nn.LazyConvTranspose1d"): _LAZY,
+    ("module", "nn.LazyConvTranspose2d"): _LAZY,
+    ("module", "nn.LazyConvTranspose3d"): _LAZY,
+}
+"""Of test_device_generic.py: by check and operator, module or optimizer."""
+
+EXPECTED_CUSTOM_FAILURES: dict[str, str] = {
+    "NumpyExpMarkDirtyAutogradFunction": "writes to the NumPy array of its input, which off the CPU is a copy",
+}
+"""Of PyTorch's custom operators and autograd functions."""
+
+EXPECTED_LIST_FAILURES: dict[str, str] = {
+    "test_module[test_LayerNorm_3d_no_affine_large_feature]": _TOO_LARGE,
+    "test_autocast[torch_fp16-10-cudnn_convolution]": "an operator of cuDNN, which the CPU does not have",
+    "test_autocast[torch_fp16-11-cudnn_convolution_transpose]": "an operator of cuDNN, which the CPU does not have",
+}
+"""Of test_nn_lists.py: by the name of the test."""

@@ -19,21 +19,7 @@ from ops.device_copies import Copies
 
 
 def run(layer: nn.Module, *inputs: object, expectations: Expectations | None = None) -> None:
-    """Compares results, gradients of the inputs and of the parameters, and the buffers after the call."""
-
-    def call(copies: Copies) -> object:
-        here = copy.deepcopy(layer).to(copies.device)
-        arguments = copies.of(inputs)
-        results = here(*arguments)
-        outputs = [each for each in calls.tensors_in(results) if each.requires_grad]
-        if outputs:
-            torch.autograd.backward(
-                outputs, [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each) for each in outputs]
-            )
-        gradients = [each.grad for each in (*copies.leaves, *here.parameters())]
-        return results, gradients, list(here.buffers())
-
-    assert calls.compare(call, expectations or Expectations())
+    assert calls.compare(calls.trained(layer, inputs), expectations or Expectations())
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ops.device_copies import Copies
 # Operators warn of much that does not concern the device: prototypes, deprecations, experimental types.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SAMPLES = 6
+SAMPLES = 5
 """How many samples of an operator and type run without `--all-samples`."""
 
 VARIANT_SAMPLES = 3
@@ -99,3 +99,23 @@ def test_tables_name_existing_operators() -> None:
     for table in (exceptions.UNINITIALISED, exceptions.FACTORIES, exceptions.CPU_ARGUMENTS, exceptions.SLOW):
         named |= set(table)
     assert named <= known
+
+
+OTHERS = [*catalogue.custom_op_db, *catalogue.autograd_function_db]
+"""PyTorch's custom operators and autograd functions, with torch.func's rules for them."""
+
+
+@pytest.mark.parametrize(("operator", "dtype"), catalogue.cases(OTHERS, (torch.float32,)))
+def test_custom_operator(operator: Any, dtype: torch.dtype, counts: Counter[str]) -> None:
+    reason = exceptions.EXPECTED_CUSTOM_FAILURES.get(operator.full_name)
+    problems = []
+    for requires_grad in (False, True):
+        for sample in operator.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+            call = (calls.backward if requires_grad else calls.forward)(operator, sample)
+            try:
+                done = calls.compare(call, Expectations())
+            except Exception as problem:
+                problems.append(problem)
+            else:
+                counts[f"calls of custom operators{'' if done else ' that fail on both'}"] += 1
+    assert bool(problems) == (reason is not None), problems or f"no longer fails: {reason}"
