@@ -97,8 +97,8 @@ pub struct Statistics {
     pub num_alloc_retries: u64,
     /// Usable bytes of all tensor regions, acquired or not.
     pub capacity_bytes: u64,
-    /// Bytes that are not allocated; a region not acquired is free. Blocks that a thread is giving back together may not
-    /// yet have coalesced.
+    /// Bytes that are not allocated; a region not acquired is free. Blocks that a thread is just giving back count, but
+    /// may not have coalesced yet.
     pub free_bytes: u64,
     /// The largest free block, in bytes.
     pub largest_free_bytes: u64,
