@@ -417,6 +417,39 @@ class TestPressure:
             """
         )
 
+    def test_threads_on_both_devices(self, on_two_devices: OnTwoDevices) -> None:
+        """Each sets a device of its own, and is served by it while the others exhaust theirs."""
+        on_two_devices(
+            """
+            from torch_spyre import _C
+            gc.collect(); gc.disable()
+            class Node: pass
+            errors, start = [], threading.Barrier(4)
+            def work(index):
+                try:
+                    spyre.set_device(index)
+                    start.wait()
+                    for step in range(60):
+                        node = Node(); node.me = node
+                        node.tensor = torch.full((MIB,), step, dtype=torch.uint8, device="spyre")
+                        assert node.tensor.get_device() == index == spyre.current_device()
+                        assert node.tensor[-1].item() == step
+                        assert _C.device_of(node.tensor.data_ptr()) == index
+                except BaseException as error:
+                    errors.append(error)
+            threads = [threading.Thread(target=work, args=(index % 2,)) for index in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            assert not errors, errors
+            # A collection for one device frees the other's garbage too, which may spare that one its own.
+            stats = [memory.pressure_stats(index) for index in (0, 1)]
+            assert sum(each["rescued"] for each in stats) > 0, stats
+            for index, each in enumerate(stats):
+                assert each["events"] == each["rescued"] and each["failed"] == 0, each
+                _C.testing.validate(index)
+            """
+        )
+
 
 class TestDataParallel:
     def test_training_follows_one_device(self, on_two_devices: OnTwoDevices) -> None:
