@@ -147,6 +147,31 @@ def script_server() -> Iterator[ScriptServer]:
     server.close()
 
 
+TWO_DEVICES_PREAMBLE = """
+import copy, gc, io, threading
+import pytest, torch
+from torch import nn
+from torch.nn import functional
+spyre, memory, MIB = torch.spyre, torch.spyre.memory, 1 << 20
+a, b = (torch.arange(4.0, device=f"spyre:{index}") for index in (0, 1))
+def block(index, nbytes=MIB):
+    return torch.empty(nbytes, dtype=torch.uint8, device=f"spyre:{index}")
+"""
+
+OnTwoDevices = Callable[[str], str]
+
+
+@pytest.fixture
+def on_two_devices(script_server: ScriptServer, tmp_path: Path) -> OnTwoDevices:
+    """Runs Python code where there are two devices of 64 MiB, with a tensor on each, `a` and `b`."""
+
+    def run(code: str) -> str:
+        env = {"TORCH_SPYRE_ALLOC_CONF": "devices:2,device_memory:64MiB"}
+        return script_server.run(TWO_DEVICES_PREAMBLE + textwrap.dedent(code), tmp_path, env).check()
+
+    return run
+
+
 def on_both(function: Callable[..., object], *arguments: object) -> None:
     """Asserts that `function` gives the same on copies of `arguments` on CPU and on spyre.
 

@@ -63,8 +63,8 @@ int32_t spyre_rs_device_of(const void* address) noexcept;
 // Registers allocator, guard, hooks and generator with torch. Idempotent.
 void spyre_shim_register() noexcept;
 
-// Whether torch's profiler wants memory reports of this thread (cheap; asked before each report). A collector thread,
-// for which `collecting` is true, reports to the profiler of a thread that waits for memory.
+// Whether torch's profiler wants memory reports of this thread (cheap; asked before each report). A collector
+// thread, for which `collecting` is true, reports to the profiler of a thread that waits for memory.
 bool spyre_shim_profiling(bool collecting) noexcept;
 
 // Reports an allocation (nbytes > 0) or a free (nbytes < 0) to torch's profiler. It may take the GIL: never
