@@ -14,9 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from compile.conftest import compiled_as_cpu, same
 
-NO_GRADIENT_YET = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo looks whether what it goes on with after a graph break has one."""
-
 
 def leaf_gradient(tensor: Tensor) -> Tensor:
     assert tensor.grad is not None
@@ -84,7 +81,6 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
 ]
 
 
-@NO_GRADIENT_YET
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["AdamW", "SGD"])
 def test_whole_training_step(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     reference = convolutional()
@@ -140,7 +136,6 @@ class TestRandomNumbers:
         dropped.sum().backward()
         assert torch.equal(leaf_gradient(ones).cpu() == 0, dropped.detach().cpu() == 0)
 
-    @NO_GRADIENT_YET
     def test_recomputation_of_them_may_stay_eager(self) -> None:
         def recomputed(a: Tensor) -> Tensor:
             result: Tensor = checkpoint(lambda b: functional.dropout(b * 3, 0.5), a, use_reentrant=False)
