@@ -18,12 +18,23 @@ COMPILER_SECONDS = 600
 """For a test, or a script, that waits for the C++ compiler: a busy machine takes minutes for what takes seconds."""
 
 
+OF_PYTORCH_ITSELF = (
+    # Dynamo looks whether what it goes on with after a graph break has a gradient.
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    # PyTorch 2.12 uses what it has deprecated, and looks for CUDA's libraries.
+    "ignore::DeprecationWarning:torch",
+    "ignore:.torch.jit:DeprecationWarning",
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning",
+    "ignore:CUTLASS backend is not supported:UserWarning",
+)
+"""Warnings about what PyTorch does itself while it compiles."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets PyTorch call deprecated functions of its own while it compiles, as 2.12 does."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"))
-            item.add_marker(pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"))
+            for warning in OF_PYTORCH_ITSELF:
+                item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 @pytest.fixture(autouse=True)

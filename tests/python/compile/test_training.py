@@ -14,9 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from compile.conftest import compiled_as_cpu, same
 
-NO_GRADIENT_YET = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo looks whether what it goes on with after a graph break has one."""
-
 
 def leaf_gradient(tensor: Tensor) -> Tensor:
     assert tensor.grad is not None
@@ -84,7 +81,6 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
 ]
 
 
-@NO_GRADIENT_YET
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["AdamW", "SGD"])
 def test_whole_training_step(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     reference = convolutional()
@@ -140,17 +136,22 @@ class TestRandomNumbers:
         dropped.sum().backward()
         assert torch.equal(leaf_gradient(ones).cpu() == 0, dropped.detach().cpu() == 0)
 
-    @NO_GRADIENT_YET
-    def test_recomputation_of_them_may_stay_eager(self) -> None:
+    def test_recomputation_repeats_them_or_is_refused(self) -> None:
         def recomputed(a: Tensor) -> Tensor:
             result: Tensor = checkpoint(lambda b: functional.dropout(b * 3, 0.5), a, use_reentrant=False)
             return result
 
-        ones = torch.ones(1000, device="spyre", requires_grad=True)
-        with pytest.raises(Exception, match="Backend not supported for"):  # PyTorch repeats them on some devices alone.
-            torch.compile(recomputed)(ones).sum().backward()
+        def check(function: Callable[[Tensor], Tensor]) -> None:
+            ones = torch.ones(1000, device="spyre", requires_grad=True)
+            result = function(ones)
+            result.sum().backward()
+            assert torch.equal(leaf_gradient(ones).cpu(), result.detach().cpu())
+
+        if torch.__version__.startswith("2.12."):
+            check(torch.compile(recomputed))
+        else:  # Later ones compute again what 2.12 saves, and repeat the numbers on some devices alone.
+            with pytest.raises(Exception, match="Backend not supported for spyre"):
+                check(torch.compile(recomputed))
         torch._dynamo.reset()
         stays_eager = torch.compiler.disable(recomputed)
-        result = torch.compile(lambda a: stays_eager(a) * 2)(ones)
-        result.sum().backward()
-        assert torch.equal(leaf_gradient(ones).cpu(), result.detach().cpu())
+        check(torch.compile(lambda a: stays_eager(a) * 2))
