@@ -12,9 +12,10 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from program import report, train
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from programs.program import report, train
 
 STEPS = 10
 WORDS = 512

@@ -74,5 +74,5 @@ def report(model: nn.Module, run: Callable[[nn.Module, str], dict[str, Any]]) ->
         results[device] = run(placed, device)
         weights = torch.cat([parameter.detach().cpu().flatten() for parameter in placed.parameters()])
         results[device]["weights"] = [weights.double().sum().item(), weights.double().norm().item()]
-    pressure = torch.spyre.memory.pressure_stats()  # type: ignore[attr-defined]
+    pressure = torch.spyre.memory.pressure_stats()
     print(json.dumps({**results, "pressure": {name: pressure[name] for name in ("events", "rescued", "failed")}}))

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from program import report, train
 from torch import nn
 from torchvision.models import resnet18
+
+from programs.program import report, train
 
 STEPS = 8
 

@@ -13,14 +13,15 @@ import pytest
 
 pytestmark = pytest.mark.pressure
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 SECONDS = 110
 
 
 def results_of(program: str, *arguments: str, device_memory: str) -> dict[str, Any]:
     """What a program printed, after checking that garbage brought it under pressure and never made it fail."""
     completed = subprocess.run(
-        [sys.executable, "-X", "faulthandler", FOLDER / program, *arguments],
+        [sys.executable, "-X", "faulthandler", "-m", f"programs.{program}", *arguments],
+        cwd=FOLDER,
         env={**os.environ, "TORCH_SPYRE_ALLOC_CONF": f"device_memory:{device_memory}"},
         capture_output=True,
         text=True,
@@ -42,13 +43,13 @@ def assert_same(results: dict[str, Any], *figures: str) -> None:
 
 def test_resnet18_trains_as_on_the_cpu() -> None:
     pytest.importorskip("torchvision")
-    assert_same(results_of("resnet18.py", device_memory="112MiB"), "logits")
+    assert_same(results_of("resnet18", device_memory="112MiB"), "logits")
 
 
 @pytest.mark.parametrize(("name", "device_memory"), [("gpt2", "52MiB"), ("llama", "40MiB")])
 def test_a_language_model_trains_and_writes_as_on_the_cpu(name: str, device_memory: str) -> None:
     pytest.importorskip("transformers")
-    results = results_of("language_model.py", name, device_memory=device_memory)
+    results = results_of("language_model", name, device_memory=device_memory)
     assert_same(results)
     for manner in ("greedy", "beams", "sampled"):
         assert results["spyre"][manner] == results["cpu"][manner], manner
