@@ -26,6 +26,7 @@ done
 
 say "Operators compared with CPU"
 sed -n '/^=\+ operators compared/,/^=\+ [^o]/p' "$logs"/* |
-    awk '/^ *[0-9]+ / { count = $1; $1 = ""; sum[$0] += count } END { for (name in sum) printf "%8d%s\n", sum[name], name }' |
+    awk '/^ *[0-9]+ / { count = $1; $1 = ""; sum[$0] += count }
+         END { for (name in sum) printf "%8d%s\n", sum[name], name }' |
     sort -k 2
 exit "$failed"
