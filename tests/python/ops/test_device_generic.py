@@ -55,8 +55,7 @@ class TestGeneric(TestCase):
             check()
             self.counts[f"generic checks: {test}"] += 1
             return
-        with pytest.raises(Exception):  # noqa: B017, PT011 - any failure; that there is one is what the table says.
-            check()
+        assert calls.fails(check), f"no longer fails; remove it from exceptions.py: {reason}"
         self.counts["generic checks that fail as expected"] += 1
 
     @ops(catalogue.op_db, allowed_dtypes=(torch.float32,))
@@ -151,7 +150,7 @@ instantiate_device_type_tests(TestGeneric, globals(), only_for="privateuse1")
 
 
 def test_the_device_has_its_tests() -> None:
-    made = [value for name, value in globals().items() if name.startswith("TestGeneric") and value is not TestGeneric]
+    made = [value for name, value in globals().items() if name.startswith("TestGeneric")]
     assert len(made) == 1
     assert issubclass(made[0], unittest.TestCase)
     assert made[0].get_primary_device.__func__.__qualname__.startswith("PrivateUse1TestBase")
@@ -159,9 +158,7 @@ def test_the_device_has_its_tests() -> None:
     for kind in (
         "schema",
         "thorough_fake",
-        "thorough_gradients",
         "errors",
-        "thorough_reference",
         "module",
         "optimizer",
     ):
