@@ -64,7 +64,7 @@ checked=$root/target/checked/python
 PYTHONPATH=$checked .venv/bin/python -c '
 import sys, torch, torch_spyre
 assert torch_spyre.__file__.startswith(sys.argv[1]), torch_spyre.__file__' "$checked"
-PYTHONPATH=$checked .venv/bin/python -m pytest tests/python -m pressure -o pythonpath="$checked"
+PYTHONPATH=$checked scripts/python_tests.sh -m pressure -o pythonpath="$checked"
 
 say "Soak"
 scripts/soak.sh

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests: the crates that need no Python, then the Python suite on the release build of the extension.
+# Runs the tests: the crates that need no Python, then the Python tests on the release build of the extension.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 say "Rust tests"
 cargo test -- --quiet
 
-say "Python tests"
-"$venv/bin/python" -m pytest tests/python
+scripts/python_tests.sh

@@ -10,6 +10,5 @@ PYTHON=$(scripts/freethreaded_python.sh)
 export PYTHON
 scripts/setup.sh
 
-say "Python tests, free-threaded"
 "$venv/bin/python" -c 'import sys; sys.exit(sys._is_gil_enabled())' || die "$PYTHON runs with a GIL"
-"$venv/bin/python" -m pytest tests/python "$@"
+scripts/python_tests.sh "$@"

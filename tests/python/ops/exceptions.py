@@ -47,10 +47,6 @@ EXPECTED_FAILURES: dict[tuple[str, torch.dtype | None], str] = {}
 
 _ON_CPU_TOO = "the check fails on the CPU in the same way"
 _TOO_LARGE = "the inputs do not fit on the device of the tests, which has 64 MiB"
-_LAZY = (
-    "torch.nn.Module.to gives modules new, plain parameters on devices that PyTorch does not know by name, and forgets "
-    "that these were lazy; make lazy modules with device='spyre'"
-)
 
 EXPECTED_GENERIC_FAILURES: dict[tuple[str, str], str] = {
     ("schema", "fft.hfft2"): _ON_CPU_TOO,
@@ -65,12 +61,6 @@ EXPECTED_GENERIC_FAILURES: dict[tuple[str, str], str] = {
     ("errors", "multinomial"): _TOO_LARGE,
     ("module", "nn.FractionalMaxPool2d"): "the inputs mix float32 and float64, which the CPU refuses too",
     ("module", "nn.FractionalMaxPool3d"): "the inputs mix float32 and float64, which the CPU refuses too",
-    ("module", "nn.LazyConv1d"): _LAZY,
-    ("module", "nn.LazyConv2d"): _LAZY,
-    ("module", "nn.LazyConv3d"): _LAZY,
-    ("module", "nn.LazyConvTranspose1d"): _LAZY,
-    ("module", "nn.LazyConvTranspose2d"): _LAZY,
-    ("module", "nn.LazyConvTranspose3d"): _LAZY,
 }
 """Of test_device_generic.py: by check and operator, module or optimizer."""
 

@@ -33,7 +33,9 @@ def test_hook_gives_up_a_cache(counters: Counters, cache: list[torch.Tensor]) ->
         block(8 * MIB)
     (event,) = events
     assert (event.device, event.requested_bytes) == (0, 8 * MIB)
-    assert event.largest_free_bytes <= event.free_bytes < MIB
+    # A block that was small before may divide what is left.
+    assert event.largest_free_bytes < MIB
+    assert event.largest_free_bytes <= event.free_bytes < 2 * MIB
     assert (event.attempt, event.cause) == (1, "exhausted")
     counters.check_all_rescued()
     assert (counters["hooks.run"], counters["hooks.failed"]) == (1, 0)
