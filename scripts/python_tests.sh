@@ -2,7 +2,7 @@
 # Runs the Python tests on what $TORCH_SPYRE_VENV holds. Arguments go to pytest.
 #
 # In several processes: the compiler, the operator database, collectives and whole programs load hundreds of thousands
-# of objects and leave threads behind, which the pressure scenarios, with their short deadlines, would have to live with.
+# of objects and leave threads behind. The pressure scenarios, with their short deadlines, would have to live with that.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -39,7 +39,9 @@ class Sweep:
         name = operator.full_name
         self.cpu_arguments = name in exceptions.CPU_ARGUMENTS
         self.default_device = name in exceptions.FACTORIES
-        self.expectations = Expectations(values=name not in exceptions.UNINITIALISED)
+        self.expectations = Expectations(
+            values=name not in exceptions.UNINITIALISED, strides=name not in exceptions.OWN_LAYOUT
+        )
 
     def attempt(self, kind: str, position: int, call: Callable[[Copies], object]) -> None:
         try:
@@ -109,6 +111,7 @@ def test_tables_name_existing_operators() -> None:
     for table in (
         exceptions.ACCUMULATES_BY_NAME,
         exceptions.UNINITIALISED,
+        exceptions.OWN_LAYOUT,
         exceptions.FACTORIES,
         exceptions.CPU_ARGUMENTS,
         exceptions.SLOW,
