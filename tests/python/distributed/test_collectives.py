@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -222,8 +223,9 @@ def check_memory_lives_as_long_as_the_work(rank: int) -> None:
         work.wait()
     assert work.result()[0].sum().item() == sum(range(1 << 16)) * 2 + 10 * (1 << 16)
     del works, work
-    dist.barrier()
-    assert torch.spyre.memory_allocated() == before
+    # Gloo's thread drops its own references a moment after the work is done. The watchdog ends a wait in vain.
+    while torch.spyre.memory_allocated() != before:
+        time.sleep(0.01)
 
 
 def test_memory_lives_as_long_as_the_work(ranks: Ranks) -> None:

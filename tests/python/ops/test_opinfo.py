@@ -21,7 +21,7 @@ from ops.device_copies import Copies
 # Operators warn of much that does not concern the device: prototypes, deprecations, experimental types.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SAMPLES = 5
+SAMPLES = 3
 """How many samples of an operator and type run without `--all-samples`."""
 
 VARIANT_SAMPLES = 3
