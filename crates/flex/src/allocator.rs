@@ -383,8 +383,10 @@ impl FlexAllocator {
     ) -> Result<Chunks, FlexError> {
         let wanted = self.shared.parking.is_wanted();
         let _suspension = wanted.then(|| guard.unlocked(|_| Suspension::begin(&self.shared))).transpose()?;
-        // What was parked between its search and the suspension is found before anything is collected.
-        while self.shared.take_back_parked(guard.state()?) {
+        // What was parked or freed between its search and the suspension is found before anything is collected.
+        let mut again = wanted;
+        while again {
+            again = self.shared.take_back_parked(guard.state()?);
             match guard.place(&mut placement, None, &mut refusal) {
                 Ok(chunks) => return Ok(chunks),
                 Err(Unserved::Forked) => return Err(FlexError::Forked),

@@ -280,6 +280,10 @@ impl Shared {
         let magazine = Arc::new(Magazine::new());
         let Some(mut guard) = self.try_lock() else { return };
         let Ok(state) = guard.state() else { return };
+        // Those of ended threads that never parked have met nobody yet who forgets them.
+        if state.magazines.iter().any(|magazine| magazine.is_orphaned()) {
+            self.settle_all(state);
+        }
         state.magazines.push(Arc::clone(&magazine));
         drop(guard);
         if !thread::adopt(Weak::clone(&self.this), self.id, &magazine) {

@@ -153,7 +153,7 @@ impl Rack {
         let top = self.top.load(Ordering::Relaxed);
         // Release: whoever takes the block sees what its owner has noted of it.
         self.slot_to_fill(top).store(handle.to_raw(), Ordering::Release);
-        self.top.store(top + 1, Ordering::Relaxed);
+        self.top.store(top + 1, Ordering::Release);
     }
 
     #[inline]
@@ -181,7 +181,7 @@ impl Rack {
     /// Adds its blocks to `taken`, up to so many in all. For any thread.
     pub(crate) fn take_back(&self, taken: &mut Vec<BlockHandle>, most: usize) {
         // The owner fills a slot before it raises `top`, and who must see every block has passed a barrier since.
-        for slot in (0..self.top.load(Ordering::Relaxed)).map_while(|index| self.slot(index)) {
+        for slot in (0..self.top.load(Ordering::Acquire)).map_while(|index| self.slot(index)) {
             if taken.len() >= most {
                 return;
             }

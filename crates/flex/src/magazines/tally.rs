@@ -4,9 +4,10 @@
 //! are *settled*: added to the arena's counters. Sums only grow. All fields but `highest` have one writer: the owner
 //! those it adds to, the holder of the mutex the settled ones.
 //!
-//! Peaks are exact if one thread allocates: the owner keeps the highest balance since it was settled. With more threads
-//! a peak may miss what others hold at that moment without having settled it, and may be too high by what one of them
-//! allocates and frees while its sums are read.
+//! Peaks are exact if one thread uses the allocator: the owner keeps the highest balance since it was settled. With
+//! more threads a peak may miss what others hold at that moment without having settled it, or what one of them
+//! allocates and frees while its sums are read; and in the rare case that one writes its highest balance just when
+//! another settles it, that balance counts again. The peaks of `inactive_split` see the arena's own steps only.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

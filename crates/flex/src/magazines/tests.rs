@@ -248,6 +248,12 @@ fn magazines_of_ended_threads_do_not_pile_up() {
         let known = allocator.shared().lock().unwrap().state().unwrap().magazines.len();
         assert!(known <= 2, "{known}");
     }
+    for _ in 0..20 {
+        let remote = allocator.clone();
+        thread::spawn(move || warm(&remote)).join().unwrap(); // It makes a magazine and never uses it.
+        let known = allocator.shared().lock().unwrap().state().unwrap().magazines.len();
+        assert!(known <= 2, "{known}");
+    }
     assert_eq!(occupied_blocks(&allocator), 0);
     assert_empty(&allocator);
 }

@@ -92,13 +92,17 @@ pub(crate) fn with_unsettled(allocator_id: u64, settle: impl FnOnce(&Magazine) -
     }
 }
 
-/// Makes a magazine of an allocator this thread's own; `false` if the thread is ending. The thread must have none.
+/// Makes a magazine of an allocator this thread's own; `false` if the thread is ending or has one.
 pub(crate) fn adopt(allocator: Weak<Shared>, allocator_id: u64, magazine: &Arc<Magazine>) -> bool {
     let fresh = OwnMagazine { allocator_id, allocator, magazine: Arc::clone(magazine) };
     let adopted = OWN.try_with(|own| {
         let Ok(mut own) = own.try_borrow_mut() else { return false };
         // Magazines of allocators that are gone hold nothing of value.
         own.retain(|own| own.allocator.strong_count() > 0);
+        // Whoever was woken when the mutex was released may have freed, and got one, meanwhile.
+        if own.iter().any(|own| own.allocator_id == allocator_id) {
+            return false;
+        }
         own.push(fresh);
         true
     });
