@@ -90,7 +90,6 @@ def _register() -> None:
     except RuntimeError as error:  # Another out-of-tree device took the one slot that torch has.
         _core, _failure = None, error.with_traceback(None)
     else:
-        device_module._initialized = _core is not None
         device_module._publish_submodules()
         for extension in (_data_parallel, _dlpack, _processes, _safetensors):
             extension.install()

@@ -116,9 +116,6 @@ __all__ = [
 ]
 
 
-_initialized = False
-"""Whether the devices have been set up. torch.utils.checkpoint asks, and keeps random states only then."""
-
 keep_constant(is_available, is_bf16_supported, get_device_capability, get_device_name)
 keep_constant(device_count, get_amp_supported_dtype)
 keep_eager(globals()[name] for name in __all__)
