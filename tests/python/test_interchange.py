@@ -17,6 +17,8 @@ from torch.utils import dlpack
 
 from conftest import RunScript
 
+NO_WHEEL = "not among the packages of free-threaded interpreters"
+
 A = torch.arange(6.0).reshape(2, 3)
 
 
@@ -129,14 +131,14 @@ class TestNumPy:
 class TestSafetensors:
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
-        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors = pytest.importorskip("safetensors.torch", reason=NO_WHEEL)
         tensors = {"a": A.to("spyre"), "b": torch.ones(3, dtype=torch.bfloat16, device="spyre"), "c": A[:0].to("spyre")}
         safetensors.save_file(tensors, tmp_path / "file.safetensors", metadata={"made": "here"})
         return tmp_path / "file.safetensors"
 
     @pytest.mark.parametrize("device", ["spyre", "spyre:0", torch.device("spyre"), 0, "cpu"])
     def test_load_file(self, file: Path, device: Any) -> None:
-        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors = pytest.importorskip("safetensors.torch", reason=NO_WHEEL)
         loaded = safetensors.load_file(file, device=device)
         expected = "cpu" if device == "cpu" else "spyre"
         assert {name: tensor.device.type for name, tensor in loaded.items()} == dict.fromkeys("abc", expected)
@@ -144,7 +146,7 @@ class TestSafetensors:
         assert (loaded["b"].dtype, loaded["c"].shape) == (torch.bfloat16, (0, 3))
 
     def test_open(self, file: Path) -> None:
-        package = pytest.importorskip("safetensors")
+        package = pytest.importorskip("safetensors", reason=NO_WHEEL)
         with package.safe_open(file, framework="pt", device="spyre") as opened:
             assert isinstance(opened, package.safe_open)
             assert sorted(opened.keys()) == ["a", "b", "c"]
@@ -153,7 +155,7 @@ class TestSafetensors:
             assert opened.get_slice("a")[1:, :2].tolist() == [[3, 4]]
 
     def test_bytes_and_models(self, tmp_path: Path) -> None:
-        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors = pytest.importorskip("safetensors.torch", reason=NO_WHEEL)
         assert torch.equal(safetensors.load(safetensors.save({"a": A.to("spyre")}))["a"], A)
         model, other = nn.Linear(2, 2).to("spyre"), nn.Linear(2, 2).to("spyre")
         safetensors.save_model(model, str(tmp_path / "model.safetensors"))
@@ -161,7 +163,7 @@ class TestSafetensors:
         assert torch.equal(other.weight, model.weight)
 
     def test_device_that_is_not_there(self, file: Path) -> None:
-        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors = pytest.importorskip("safetensors.torch", reason=NO_WHEEL)
         with pytest.raises(RuntimeError, match="invalid device ordinal: got device index 4"):
             safetensors.load_file(file, device="spyre:4")
 
