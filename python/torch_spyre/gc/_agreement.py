@@ -43,6 +43,8 @@ class Ranks:
         self.every = every
         self.statistics = statistics
         self.device = device_for(group)
+        # Made once, so that what the device has in use does not depend on whether an all-reduce is in flight.
+        self.tensor = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.pending: tuple[torch.Tensor, distributed.Work, int] | None = None
         self.broken = False
 
@@ -74,8 +76,10 @@ class Ranks:
                 raise
 
     def _launch(self, step: int, value: int) -> None:
-        tensor = torch.tensor([value], dtype=torch.int32, device=self.device)
+        # A rank that leaves in a hurry may have one in flight.
+        tensor = self.tensor if self.pending is None else torch.zeros_like(self.tensor)
         try:
+            tensor.fill_(value)
             work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.group, async_op=True)
         except RuntimeError as error:
             raise self._failure(step, error) from error

@@ -89,11 +89,21 @@ class Meter:
             self.aged += max(0, survivors)
         self.base = gc.get_count()[0]
 
-    def frozen(self) -> None:
-        """After a freeze, which sets CPython's counts back."""
+    def settled(self, *, frozen: bool) -> None:
+        """After the collections that end the warm-up, or follow a thaw: they do not count for the share of the time. A
+        freeze sets CPython's counts back, and what full collections cost from then on has nothing to do with before.
+        """
         self.base = gc.get_count()[0]
+        self.started_ns = time.perf_counter_ns()
+        self.full_total_ns = 0
+        if frozen:
+            self.full_cost_ns = 0
 
     def _affordable(self) -> bool:
-        """Whether one more full collection, as long as the last, stays within the share of the time since the start."""
+        """Whether one more full collection, as long as the last, stays within the share of the time since the start or
+        the end of the warm-up.
+        """
+        if self.limits.time_share == 1:
+            return True
         elapsed = time.perf_counter_ns() - self.started_ns
         return self.full_total_ns + self.full_cost_ns <= self.limits.time_share * elapsed

@@ -176,8 +176,9 @@ def planned(
             `young_bytes`.
         young_objects: the same for objects that Python's collector counts, made since the last collection.
         full_objects: and for those made since the last full one; None is ten times `young_objects`.
-        time_share: the most that full collections may take of the time since entry, above 0 and at most 1. What would
-            exceed it waits. Under memory pressure the allocator collects nevertheless.
+        time_share: the most that full collections may take of the time since entry, or since the end of the warm-up,
+            above 0; 1 is no limit. What would exceed it waits. Under memory pressure the allocator collects
+            nevertheless.
         device: the device that is watched; None is the current one at entry.
         synchronize: whether all ranks collect after the same step when one of them asks; with one process it means
             nothing.

@@ -120,5 +120,5 @@ class Run:
                 break
         if self.limits.freeze:
             self.collector.freeze()
-            self.meter.frozen()
             self.statistics.frozen_objects = self.collector.frozen_objects
+        self.meter.settled(frozen=self.collector.frozen_objects > 0)
