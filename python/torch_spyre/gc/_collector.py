@@ -96,20 +96,20 @@ class Collector:
     def restore(self) -> None:
         """Leaves the collector as it was found."""
         global _owner
-        frozen = self.frozen_objects
-        if frozen and not self.thaw() and self.frozen_objects:
-            warnings.warn(
-                f"{gc.get_freeze_count()} objects stay frozen: besides the collection plan, which froze {frozen}, "
-                "something called gc.freeze(), and gc.unfreeze() thaws all or nothing",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        self.thaw()
         if self.was_enabled:
             gc.enable()
         else:
             gc.disable()
         with _lock:
             _owner = None
+        if self.frozen_objects:  # At the end: the warning may be raised as an error.
+            warnings.warn(
+                f"{gc.get_freeze_count()} objects stay frozen: besides the collection plan, which froze "
+                f"{self.frozen_objects}, something called gc.freeze(), and gc.unfreeze() thaws all or nothing",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _after_fork() -> None:

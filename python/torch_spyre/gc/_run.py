@@ -6,6 +6,7 @@ hook: it touches the collector's frozen objects and two counters, and takes no l
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import ExitStack
 
@@ -32,10 +33,14 @@ class Run:
         self.statistics = statistics
         self.meter = Meter(limits, device)
         self.asked = False
-        self.thread = threading.get_ident()
+        self.thread, self.process = threading.get_ident(), os.getpid()
         with ExitStack() as undo:
             self.collector = Collector()
             undo.callback(self.collector.restore)
+            if self.collector.was_enabled and memory.get_pressure_policy()["gc"] == "respect_disable":
+                # That the collector is disabled says nothing now: the program has not disabled it.
+                memory.set_pressure_policy(gc="always")
+                undo.callback(_respect_disable_again)
             undo.callback(memory.register_pressure_hook(self.thaw, priority=_LAST).remove)
             if limits.warmup_steps == 0:
                 self._settle(asked_here=False)
@@ -43,9 +48,9 @@ class Run:
 
     def step(self, agreed: Generation | None) -> Generation:
         """See `Plan.step`."""
-        self._check_thread()
+        self._check_caller()
         self.statistics.steps += 1
-        self._notice_pressure()
+        self._notice_pressure(shared=isinstance(self.agreement, Ranks))
         due = self.agreement.exchange(self.statistics.steps, self._ask) if agreed is None else agreed
         if self.statistics.steps == self.limits.warmup_steps:
             self._settle(asked_here=False)
@@ -61,8 +66,8 @@ class Run:
 
     def wanted(self) -> Generation:
         """See `Plan.wanted`."""
-        self._check_thread()
-        self._notice_pressure()
+        self._check_caller()
+        self._notice_pressure(shared=True)
         return self._ask()
 
     def thaw(self, _event: object) -> None:
@@ -72,19 +77,24 @@ class Run:
             self.statistics.thawed += 1
 
     def end(self, *, failed: bool) -> None:
-        """Whatever fails here, the collector is given back."""
+        """Whatever fails here, the collector is given back. A forked child got it back when it was forked."""
+        if os.getpid() != self.process:
+            self.undo.pop_all()
+            return
         with self.undo:
             self.agreement.leave(failed=failed)
 
-    def _check_thread(self) -> None:
+    def _check_caller(self) -> None:
+        if os.getpid() != self.process:
+            raise RuntimeError("a collection plan is used in the process that entered it, and this is a forked child")
         if threading.get_ident() != self.thread:
             raise RuntimeError("a collection plan is used on the thread that entered it, and this is another")
 
-    def _notice_pressure(self) -> None:
+    def _notice_pressure(self, *, shared: bool) -> None:
         new = self.meter.new_events()
         self.statistics.emergencies += new
-        # What filled this device is about to fill the others: one stop together, instead of one for each.
-        if new and isinstance(self.agreement, Ranks):
+        # What filled this device is about to fill those of other ranks: one stop together, instead of one for each.
+        if new and shared:
             self.meter.pressed = True
 
     def _ask(self) -> Generation:
@@ -122,3 +132,9 @@ class Run:
             self.collector.freeze()
             self.statistics.frozen_objects = self.collector.frozen_objects
         self.meter.settled(frozen=self.collector.frozen_objects > 0)
+
+
+def _respect_disable_again() -> None:
+    """Unless the program has set another policy meanwhile."""
+    if memory.get_pressure_policy()["gc"] == "always":
+        memory.set_pressure_policy(gc="respect_disable")

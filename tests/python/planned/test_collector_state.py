@@ -182,6 +182,24 @@ def test_others_who_freeze_inside_keep_what_they_froze() -> None:
     del live
 
 
+def test_a_warning_that_is_an_error_leaves_the_collector_as_it_was() -> None:
+    # pytest's settings make it one.
+    with pytest.raises(RuntimeWarning, match="objects stay frozen"):
+        frozen_inside()
+    assert gc.isenabled()
+    gc.unfreeze()
+    with planned() as plan:
+        assert plan.active
+
+
+def frozen_inside() -> None:
+    with planned(warmup_steps=1) as plan:
+        plan.step()
+        live = [[number] for number in range(5000)]
+        gc.freeze()
+        assert len(live) == 5000
+
+
 def test_others_who_thaw_inside() -> None:
     with warnings.catch_warnings(), planned(warmup_steps=1) as plan:
         warnings.simplefilter("error")
@@ -205,6 +223,22 @@ def test_a_forked_child_collects_by_itself() -> None:
             os._exit(0 if gc.isenabled() else 1)
         assert exit_status(child) == 0
         assert not gc.isenabled()
+
+
+def test_a_forked_child_makes_no_steps_and_may_leave() -> None:
+    plan = planned(warmup_steps=1)
+    with plan:
+        plan.step()
+        child = fork()
+        if child == 0:
+            try:
+                plan.step()
+            except RuntimeError as error:
+                plan.__exit__(None, None, None)
+                os._exit(0 if "this is a forked child" in str(error) and gc.isenabled() else 1)
+            os._exit(2)
+        assert exit_status(child) == 0
+        assert plan.step() is Generation.NONE
 
 
 def test_an_inactive_plan_travels_to_other_processes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
 from conftest import FREE_THREADED
 from pressure_tools import (
@@ -88,6 +89,29 @@ def test_what_does_not_wait_for_the_end_of_the_step_is_collected_by_the_allocato
         assert plan.step() is not None
         assert plan.statistics.emergencies == counters["events"] == 1
         assert plan.statistics.thawed == 0
+
+
+@pytest.mark.pressure
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_plan_does_not_count_as_disabling_the_collector(enabled: bool) -> None:
+    """Under the policy `respect_disable`: unless the program had disabled it."""
+    counters = Counters()
+    memory.set_pressure_policy(gc="respect_disable")
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with planned(warmup_steps=9):
+            fill_with_garbage()
+            if enabled:
+                block(8 * MIB)
+                counters.check_all_rescued()
+            else:
+                with pytest.raises(torch.OutOfMemoryError, match="the GC policy is respect_disable"):
+                    block(8 * MIB)
+        assert memory.get_pressure_policy()["gc"] == "respect_disable"
+    finally:
+        gc.enable()
+        memory.set_pressure_policy(gc="always")
+        gc.collect()
 
 
 @pytest.mark.pressure
