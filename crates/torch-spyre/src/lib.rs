@@ -9,7 +9,7 @@
 //! | `message` | the out-of-memory text |
 //! | `bindings` | the functions and classes Python sees |
 //!
-//! Only this crate knows Python, and only `shim/` knows torch's classes.
+//! Only this crate and `python_stacks` know Python, and only `shim/` knows torch's classes.
 //!
 //! The module also exports the C ABI of `include/flex.h`, on the same devices and the same gate: the functions are
 //! those of the crate `flex_c`, and `bindings::device` tells it where the devices are.
@@ -51,6 +51,8 @@ mod _C {
     };
     #[pymodule_export]
     use crate::interpreter::hook::PressureEvent;
+    #[pymodule_export]
+    use crate::interpreter::stacks::stacks_status;
 
     /// The torch minor this binary is bound to.
     #[pymodule_export]
@@ -61,9 +63,9 @@ mod _C {
     mod testing {
         #[pymodule_export]
         use crate::bindings::testing::{
-            allocate_attached, allocate_native, allocate_with_pending_exception, census,
-            join_native_attached, largest_free_bytes, request_maxima, validate, wait_for_gate,
-            want_lock_of_allocating_thread, while_mutex_is_held,
+            allocate_attached, allocate_native, allocate_with_pending_exception, capture_stack, census,
+            enable_stacks, join_native_attached, largest_free_bytes, request_maxima, stack_frames,
+            time_captures, validate, wait_for_gate, want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

@@ -130,6 +130,7 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 /// Ends collecting under pressure, at interpreter exit. Allocations go on without it, frees always do.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
+    py.detach(interpreter::stacks::close);
     if let Some(runtime) = runtime() {
         py.detach(|| runtime.gate.close());
     }

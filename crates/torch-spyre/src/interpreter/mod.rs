@@ -1,11 +1,13 @@
 //! CPython as the gate's [`Reclaimer`].
 //!
-//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections. No lock: every
+//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections; [`stacks`] reads
+//! the Python stack of a thread. No lock: every
 //! call that attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
 
 mod ffi;
 pub(crate) mod hook;
 mod observer;
+pub(crate) mod stacks;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
