@@ -38,8 +38,10 @@ mod _C {
         is_in_bad_fork, set_device, shutdown,
     };
     #[pymodule_export]
+    use crate::bindings::history::{is_recording_history, memory_snapshot, record_history, stop_history};
+    #[pymodule_export]
     use crate::bindings::memory::{
-        device_of, empty_cache, mem_get_info, memory_snapshot, memory_stats, reset_accumulated_memory_stats,
+        device_of, empty_cache, mem_get_info, memory_stats, reset_accumulated_memory_stats,
         reset_peak_memory_stats, set_memory_fraction,
     };
     #[pymodule_export]

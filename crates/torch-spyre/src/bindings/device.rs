@@ -61,7 +61,7 @@ pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("gc_timeout_ms", configuration.policy.timeout.as_millis())?;
     dict.set_item("escalate", configuration.policy.escalate)?;
     dict.set_item("region_order", region_order_name(configuration.region_order))?;
-    dict.set_item("history", 0)?;
+    dict.set_item("history", configuration.history_entries)?;
     dict.set_item("poison", configuration.poison)?;
     dict.set_item("device", kind_name(configuration.kind))?;
     dict.set_item("max_regions", configuration.max_regions)?;
