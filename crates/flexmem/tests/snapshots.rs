@@ -20,6 +20,9 @@ const SMALL: &[&str] = &[
      baseline_freed: 1 })",
     "0 Baseline { address: Address(18446744072635810304), size_bytes: 7, stream: 0 }",
     "0 Baseline { address: Address(18446744072635811840), size_bytes: 2048, stream: 0 } by train.py:7:main",
+    "Device(Device { device: 1, name: None, capacity_bytes: None })",
+    "History(History { device: 1, recorded: false, reserved_before_bytes: None, contradictions: 0, \
+     baseline_freed: 0 })",
     "Device(Device { device: 2, name: None, capacity_bytes: None })",
     // Its block is in no segment.
     "History(History { device: 2, recorded: true, reserved_before_bytes: Some(0), contradictions: 1, \

@@ -18,6 +18,7 @@ pub(crate) fn sample(name: &str) -> PathBuf {
 }
 
 /// The trace that a file becomes.
+#[allow(dead_code, reason = "not every test program uses all of them")]
 pub(crate) fn imported(bytes: &[u8]) -> Result<(Kind, Vec<u8>), ImportError> {
     let mut writer = Writer::new(Vec::new(), Header::default())?;
     let kind = import(bytes, "file", &mut writer)?;

@@ -22,6 +22,9 @@ use super::pickle::{self, Fault, Heap, Value};
 /// The longest text of a trace, in bytes; longer ones are cut.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 
+/// More devices than any machine has.
+const MAX_DEVICES: usize = 4096;
+
 /// The most settings that are kept. PyTorch has some thirty.
 const MAX_SETTINGS: usize = 500;
 
@@ -112,7 +115,13 @@ fn not_a_snapshot(found: &str) -> Fault {
 
 /// Events that are still in their lists.
 fn take_leftover_events(traces: pickle::Slot, heap: &mut Heap, shapes: &mut Shapes<'_>) -> Result<(), Fault> {
-    for (device, trace) in heap.list(traces)?.to_vec().into_iter().enumerate() {
+    let traces = heap.list(traces)?.to_vec();
+    if traces.len() > MAX_DEVICES {
+        let fault = format!("device_traces: expected at most {MAX_DEVICES} devices, found {}", traces.len());
+        return Err(Fault::Contents(fault));
+    }
+    for (device, trace) in traces.into_iter().enumerate() {
+        shapes.know_device(device)?;
         let Value::List(trace) = heap.current(trace) else {
             return Err(Fault::Contents(format!("device_traces: expected lists, found {}", trace.kind())));
         };

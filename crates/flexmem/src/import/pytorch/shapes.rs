@@ -165,6 +165,12 @@ impl<'t> Shapes<'t> {
         Ok(())
     }
 
+    /// A device that has a list of events, be it empty.
+    pub(super) fn know_device(&mut self, device: usize) -> Result<(), Fault> {
+        self.timelines.devices.entry(device_number(device)?).or_default();
+        Ok(())
+    }
+
     fn frame(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
         let line = entries.find(keys::LINE).and_then(Value::as_u64).unwrap_or(0);
         let frame = Frame {
