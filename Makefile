@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-freethreaded check opinfo models tsan fuzz repeat soak mutants bench bench-check
-.PHONY: bench-baseline bench-images header lock clean
+.PHONY: bench-baseline bench-images docs-examples header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -63,6 +63,9 @@ bench-check: ## Compare instruction counts with benches/baselines.json; fails ab
 
 bench-baseline: ## Write benches/baselines.json anew
 	@scripts/bench.sh baseline
+
+docs-examples: setup ## Write the outputs shown in the documents anew, by the commands named beside them
+	@.venv/bin/python scripts/doc_examples.py
 
 header: ## Write include/flex.h anew, from crates/flex-c
 	@FLEX_WRITE_HEADER=1 cargo test --quiet --package flex-c --test header

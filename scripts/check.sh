@@ -55,6 +55,9 @@ cargo build --package flex
 rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
 
+say "Documents: the outputs of commands (make docs-examples writes them)"
+.venv/bin/python scripts/doc_examples.py --check
+
 scripts/models.sh
 scripts/tsan.sh
 

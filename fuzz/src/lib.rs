@@ -1,11 +1,13 @@
 //! What the fuzz targets do with an input, as functions that tests can call too.
 //!
 //! [`arena`] checks what the allocator hands out and counts, [`pressure`] what happens around a memory-pressure
-//! callback. Both compare with the naive model of the property tests, which this crate takes from there. An input that
-//! finds something makes them panic; every input ends with nothing left.
+//! callback. Both compare with the naive model of the property tests, which this crate takes from there. Every input of
+//! theirs ends with nothing left. [`trace`] reads bytes that may be a trace. An input that finds something makes a
+//! target panic.
 
 pub mod arena;
 pub mod pressure;
+pub mod trace;
 
 #[path = "../../crates/flex/tests/common/driver.rs"]
 mod driver;

@@ -23,3 +23,8 @@ fn arena() {
 fn pressure() {
     replay("pressure", flex_fuzz::pressure::run);
 }
+
+#[test]
+fn trace() {
+    replay("trace", flex_fuzz::trace::run);
+}
