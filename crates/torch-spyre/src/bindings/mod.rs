@@ -1,7 +1,9 @@
 //! The Python face of the extension module, by area.
 
+pub(crate) mod cycles;
 pub(crate) mod device;
 pub(crate) mod flex_core;
+pub(crate) mod history;
 pub(crate) mod memory;
 pub(crate) mod pressure;
 pub(crate) mod testing;

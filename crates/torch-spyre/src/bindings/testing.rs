@@ -203,3 +203,34 @@ pub(crate) fn while_mutex_is_held<'py>(
         .map_err(|_| PyRuntimeError::new_err("the process was forked"))?;
     result
 }
+
+/// Makes stacks readable, as recording history does.
+#[pyfunction]
+pub(crate) fn enable_stacks(py: Python<'_>) -> PyResult<()> {
+    interpreter::stacks::enable(py)
+}
+
+/// The site of the caller's stack, taken detached as in an operator of torch's, or attached.
+#[pyfunction]
+pub(crate) fn capture_stack(py: Python<'_>, attached: bool) -> u32 {
+    if attached { interpreter::stacks::capture() } else { py.detach(interpreter::stacks::capture) }
+}
+
+/// The frames of a site, innermost first: file, function, line.
+#[pyfunction]
+pub(crate) fn stack_frames(site: u32) -> Vec<(String, String, u32)> {
+    let frames = interpreter::stacks::frames(site);
+    frames.into_iter().map(|frame| (frame.filename.to_string(), frame.name.to_string(), frame.line)).collect()
+}
+
+/// Nanoseconds for each of `count` captures of the caller's stack, taken detached.
+#[pyfunction]
+pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
+    py.detach(|| {
+        let began = Instant::now();
+        for _ in 0..count {
+            std::hint::black_box(interpreter::stacks::capture());
+        }
+        began.elapsed().as_nanos() as f64 / f64::from(count.max(1))
+    })
+}
