@@ -6,15 +6,16 @@
 //!
 //! When things are recorded: an allocation after its placement, on the thread that asked, with the mutex free; a free
 //! when the right to free the block has been won and before anybody can use the block again. So of two events of one
-//! block the later one has the higher number, and a double free leaves no event. A free that finds the allocator busy is
-//! two events: its request, and its completion when whoever has the mutex takes the block in. A parked block is free for
-//! its thread at once, so parking is no event.
+//! block the later one has the higher number, and a double free leaves no event. A free that finds the allocator busy
+//! is two events: its request, and its completion when whoever has the mutex takes the block in. A parked block is free
+//! for its thread at once, so parking is no event.
 //!
 //! Locks: recording takes none, and may happen under the allocator mutex. Sites are asked for with that mutex free;
 //! a thread that would have to wait for the provider, which is just being replaced, does without one. `control` is for
 //! those who change the recording or read it.
 //!
-//! Memory: rings once made are kept for the next recording of their size, since no thread says when it is done with one.
+//! Memory: rings once made are kept for the next recording of their size, since no thread says when it is done with
+//! one.
 
 pub(crate) mod event;
 mod notes;
