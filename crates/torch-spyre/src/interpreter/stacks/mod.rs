@@ -4,9 +4,10 @@
 //! allocator mutex is taken. No lock here; that of `python_stacks` is a leaf.
 
 use std::ffi::CStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use flex::fork::is_forked;
+use flex::history::Sites;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyModule};
@@ -55,6 +56,20 @@ pub(crate) fn capture() -> u32 {
         Some(stacks) if !is_forked() => stacks.capture(),
         _ => 0,
     }
+}
+
+/// Tells a device's history where its memory comes from.
+struct PythonSites;
+
+impl Sites for PythonSites {
+    fn current(&self) -> u32 {
+        capture()
+    }
+}
+
+/// The sites of a history: 0 until [`enable`] was called.
+pub(crate) fn sites() -> Arc<dyn Sites> {
+    Arc::new(PythonSites)
 }
 
 /// The frames of a site, innermost first; at most [`python_stacks::MAX_DEPTH`].
