@@ -259,7 +259,7 @@ function start(report) {
   document.title = `Memory of ${summary.file}`;
   byId("title").textContent = `Memory of ${summary.file}`;
   const sources = summary.sources.map(({ producer, kind, name }) => `${kind} ${name}, by ${producer}`);
-  byId("source").textContent = [...sources, `${sized(summary.file_bytes)}`].join("; ");
+  byId("source").textContent = [`A ${summary.kind}`, ...sources].join("; ");
   if (summary.devices.length < 1) {
     byId("status").textContent = "The trace has no device.";
     return null;

@@ -23,31 +23,10 @@ mod sites;
 pub mod summary;
 mod survey;
 
-use std::fs::File;
-use std::io::{BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use flex_trace::ReadError;
 
-use anyhow::Context;
-use flex_trace::{MAGIC, Progress, Reader, Record};
-
+use crate::TraceFile;
 use summary::Summary;
-
-/// The arguments of `flexmem report`.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// A trace, as `flexmem import` or a running process writes it
-    pub input: PathBuf,
-    /// Where the page is written
-    #[arg(short, long, value_name = "PAGE", required_unless_present = "json")]
-    pub output: Option<PathBuf>,
-    /// Print the figures that the page shows as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// How many sites the chart tells apart on each device; the others are one band
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub bands: u16,
-}
 
 /// What bounds the size of the page, and the memory that it takes to make it and to show it.
 #[derive(Debug, Clone, Copy)]
@@ -95,14 +74,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads a trace, twice.
+    /// Reads a trace, twice. `file` is what the page calls it.
     ///
     /// # Errors
     ///
-    /// What is wrong with the file.
-    pub fn of_trace(path: &Path, limits: Limits) -> anyhow::Result<Report> {
-        let trace = TraceFile::open(path)?;
-        let survey = survey::Survey::of(&trace, &limits)?;
+    /// The trace's.
+    pub fn of(trace: &mut TraceFile, file: &str, limits: Limits) -> Result<Report, ReadError> {
+        let survey = survey::Survey::of(trace, file, &limits)?;
         let mut recorder = recording::Recorder::new(survey, &limits);
         trace.each_record(|record| recorder.take(record))?;
         let (summary, recording) = recorder.finish();
@@ -129,88 +107,5 @@ impl Report {
                 self.limits.page_bytes
             );
         }
-    }
-}
-
-/// Runs `flexmem report`.
-///
-/// # Errors
-///
-/// What is wrong with the file, or why the page could not be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let limits = Limits { bands: usize::from(arguments.bands), ..Limits::default() };
-    let mut report = Report::of_trace(&arguments.input, limits)?;
-    // The page first: fitting it may leave something out, and the figures say what.
-    let page = report.page()?;
-    if let Some(output) = &arguments.output {
-        write_whole(output, page.as_bytes()).with_context(|| format!("cannot write {}", output.display()))?;
-    }
-    if arguments.json {
-        let mut out = std::io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, &report.summary)?;
-        writeln!(out)?;
-    }
-    Ok(())
-}
-
-/// Writes a file that is whole or not there.
-fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".flexmem-").tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    if let Ok(old) = path.metadata() {
-        // Devices and pipes are written to, not replaced.
-        if !old.is_file() {
-            return Ok(std::fs::write(path, bytes)?);
-        }
-    }
-    let mode = std::fs::Permissions::from_mode(0o644);
-    file.as_file().set_permissions(mode)?;
-    file.persist(path)?;
-    Ok(())
-}
-
-/// A trace that is read more than once, to where it ended when it was opened: it may be growing.
-#[derive(Debug)]
-pub(crate) struct TraceFile {
-    path: PathBuf,
-    bytes: u64,
-}
-
-impl TraceFile {
-    fn open(path: &Path) -> anyhow::Result<TraceFile> {
-        let context = || format!("cannot read {}", path.display());
-        let file = File::open(path).with_context(context)?;
-        let metadata = file.metadata().with_context(context)?;
-        anyhow::ensure!(metadata.is_file(), "{} is not a file that can be read twice", path.display());
-        let mut start = Vec::new();
-        file.take(MAGIC.len() as u64).read_to_end(&mut start).with_context(context)?;
-        anyhow::ensure!(
-            start == MAGIC,
-            "{} is not a trace: expected the bytes {MAGIC:02x?} at the beginning, found {start:02x?}; \
-             `flexmem import` makes a trace of the files of other tools",
-            path.display()
-        );
-        Ok(TraceFile { path: path.to_owned(), bytes: metadata.len() })
-    }
-
-    /// The name without its folder.
-    pub(crate) fn name(&self) -> String {
-        self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Reads the trace from its beginning; whether it was finished.
-    pub(crate) fn each_record(&self, mut take: impl FnMut(&Record<'_>)) -> anyhow::Result<bool> {
-        let context = || self.path.display().to_string();
-        let file = File::open(&self.path).with_context(context)?.take(self.bytes);
-        let mut reader = Reader::new(BufReader::new(file)).with_context(context)?;
-        while let Some(record) = reader.next().with_context(context)? {
-            take(&record);
-        }
-        Ok(reader.progress() == Progress::Finished)
     }
 }

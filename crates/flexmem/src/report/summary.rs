@@ -10,10 +10,8 @@ use serde::Serialize;
 pub struct Summary {
     /// The name of the file, without its folder.
     pub file: String,
-    /// How long it is.
-    pub file_bytes: u64,
-    /// Whether it was written to its end.
-    pub finished: bool,
+    /// What kind of file it is.
+    pub kind: &'static str,
     /// What the trace was made by and from.
     pub sources: Vec<Source>,
     /// What times count from: `unix`, `monotonic` or `steps`.

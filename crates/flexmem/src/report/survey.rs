@@ -7,12 +7,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use flex_trace::record::{BlockState, ClockOrigin};
-use flex_trace::{Action, Event, Record};
+use flex_trace::{Action, Event, ReadError, Record};
 
+use super::Limits;
 use super::ledger::{Block, Change, Ledger, Region, Regions};
 use super::sites::{SiteId, Sites, short};
 use super::summary::{Device, MapExtent, Site, SiteUse, Source, Summary};
-use super::{Limits, TraceFile};
+use crate::TraceFile;
 
 /// The most texts of a kind that have no other limit: settings, sources.
 const MAX_TEXTS: usize = 200;
@@ -201,12 +202,11 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub(super) fn of(trace: &TraceFile, limits: &Limits) -> anyhow::Result<Survey> {
+    pub(super) fn of(trace: &mut TraceFile, file: &str, limits: &Limits) -> Result<Survey, ReadError> {
         let mut survey = Survey {
             summary: Summary {
-                file: short(&trace.name()),
-                file_bytes: trace.bytes(),
-                finished: false,
+                file: short(file),
+                kind: trace.kind().name(),
                 sources: Vec::new(),
                 clock: None,
                 settings: Vec::new(),
@@ -222,7 +222,7 @@ impl Survey {
             state_device: 0,
             limits: *limits,
         };
-        survey.summary.finished = trace.each_record(|record| survey.take(record))?;
+        trace.each_record(|record| survey.take(record))?;
         survey.finish();
         Ok(survey)
     }
