@@ -11,7 +11,7 @@ set -euo pipefail
 . scripts/debian.sh
 exec 3>&1 >&2
 
-packages=(chromium-headless-shell fonts-dejavu-core)
+program=chromium-headless-shell font=fonts-dejavu-core
 otherwise=", or set CHROMIUM to the path of a Chromium or a headless shell"
 
 if [ -n "${CHROMIUM:-}" ]; then
@@ -25,17 +25,20 @@ suite=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
 [ -n "$suite" ] || die "/etc/os-release names no release of Debian$otherwise"
 architecture=$(dpkg --print-architecture)
 
-# 1: the layout of the folder, to be raised when this script changes it.
-key=$(printf '%s\n' 1 "${packages[@]}" | sha256sum | cut -c1-12)
+# The number is the layout of the folder, to be raised when this script changes it.
+key=$(printf '%s\n' 2 "$program" "$font" | sha256sum | cut -c1-12)
 folder=$cache/chromium-$suite-$architecture-$key
 part=$folder.part
 
-# Fetches the packages and those that they need and the machine lacks, and unpacks them into $part/root.
+# Fetches the program, what it needs and the machine lacks, and the font; unpacks them into $part/root. The font is
+# fetched even if the machine has it, for the program looks nowhere else.
 fetch() {
     local archive
     debian_use "$part/apt" "$suite" || die "apt cannot read Debian $suite (the reason is above)$otherwise"
-    apt-get "${debian_apt[@]}" -y --no-install-recommends --download-only install "${packages[@]}" ||
-        die "apt cannot fetch ${packages[*]} of Debian $suite$otherwise"
+    apt-get "${debian_apt[@]}" -y --no-install-recommends --download-only install "$program" ||
+        die "apt cannot fetch $program of Debian $suite$otherwise"
+    (cd "$part/apt/archives" && apt-get "${debian_apt[@]}" download "$font") ||
+        die "apt cannot fetch $font of Debian $suite$otherwise"
     for archive in "$part"/apt/archives/*.deb; do dpkg-deb -x "$archive" "$part/root"; done
 }
 
@@ -68,7 +71,8 @@ if [ ! -d "$folder" ]; then
     mkdir -p "$part/root"
     fetch
     write_program
-    "$part/root/chromium" --version || die "the Chromium that was fetched does not run$otherwise"
+    # With a page: the version alone needs no font.
+    "$part/root/chromium" --no-sandbox --dump-dom data:text/html,A >/dev/null 2>&1 || die "the Chromium that was fetched does not run$otherwise"
     mv -T "$part/root" "$folder"
     rm -rf "$part"
 fi

@@ -299,9 +299,8 @@ export class Chart {
   }
 }
 
-/** A time of the trace as people read it: since its first event, or the date. */
-export function timeText(time, summary, clock) {
+/** A time since the first event as people read it. */
+export function timeText(time, clock) {
   if (time === null) return "";
-  if (clock === "steps") return `step ${grouped(Math.round(time))}`;
-  return `${lasted(time - (summary.first_time_ns ?? 0))}`;
+  return clock === "steps" ? `step ${grouped(Math.round(time))}` : `after ${lasted(time)}`;
 }

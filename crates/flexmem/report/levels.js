@@ -121,7 +121,7 @@ export class Timeline {
     return this.base.isExact || this.knowsAllBlocks ? 1 : this.base.width;
   }
 
-  /** The time of a moment, or null. Within a bucket it is interpolated. */
+  /** The time of a moment since the first event, in ns, or null. Within a bucket it is interpolated. */
   timeAt(moment) {
     if (this.summary.first_time_ns === null) return null;
     const position = Math.min(this.times.length - 1, Math.max(0, (moment + 1) / this.base.width - 1));

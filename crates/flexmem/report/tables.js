@@ -49,7 +49,7 @@ export function fillFigures(app) {
 function notes(app) {
   const { report: { summary }, summary: device } = app;
   const found = [];
-  if (device.events === 0 && device.from_state) found.push(["No history was recorded: this is one moment.", "bad"]);
+  if (device.from_state) found.push(["No history was recorded: this is one moment.", "bad"]);
   if (device.baseline_bytes > 0) {
     found.push(["Recording began in mid-life, so there may have been a higher peak before.", ""]);
   }

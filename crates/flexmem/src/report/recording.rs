@@ -40,6 +40,7 @@ struct ShownBlock {
 
 #[derive(Debug, Default)]
 struct Buckets {
+    /// Since the first time of the device; 0 before it.
     time_ns: Column,
     least: Column,
     most: Column,
@@ -258,7 +259,10 @@ impl DeviceRecorder {
 
     fn end_bucket(&mut self) {
         let buckets = &mut self.recording.buckets;
-        buckets.time_ns.push(self.time_ns.or(self.summary.first_time_ns).unwrap_or(0));
+        // Since the first: times since 1970 have more digits than a browser counts with.
+        let since =
+            self.time_ns.zip(self.summary.first_time_ns).map(|(time, first)| time.saturating_sub(first));
+        buckets.time_ns.push(since.unwrap_or(0));
         buckets.least.push(self.least);
         buckets.most.push(self.most);
         buckets.last.push(self.ledger.live_bytes);
