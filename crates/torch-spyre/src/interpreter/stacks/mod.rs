@@ -7,6 +7,7 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use flex::fork::is_forked;
+use flex::history::Sites;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyModule};
@@ -45,6 +46,16 @@ fn compare() {
     if let Some(stacks) = STACKS.get() {
         // SAFETY: a Python function is called attached. A difference changes the mode, which is the answer.
         let _ = unsafe { stacks.verify() };
+    }
+}
+
+/// The stacks as what a device's history tells places apart by.
+pub(crate) struct PythonSites;
+
+impl Sites for PythonSites {
+    #[inline]
+    fn current(&self) -> u32 {
+        capture()
     }
 }
 
