@@ -16,12 +16,14 @@ _HOW_TO_RECORD = "not recorded; see torch.spyre.memory.record_cycles()"
 
 @dataclass(frozen=True)
 class CycleHolder:
-    """One type of object that dead cycles held memory through: the nearest owner of the tensors."""
+    """A type of object on dead cycles that held memory, one for each cycle: the program's own, if there is any."""
 
     name: str
     """The class with its module, or `function NAME`."""
     freed_bytes: int
     freed_blocks: int
+    native_bytes: int
+    """Of `freed_bytes`, what only C++ objects referred to, such as the graph of autograd."""
     cycles: int
     """The cycles that held it."""
     path: str
@@ -48,9 +50,7 @@ class CycleCollection:
 
     @property
     def other_bytes(self) -> int:
-        """Of `freed_bytes`, what no tensor among the dead objects held: C++ objects did, such as autograd graphs, or
-        finalizers dropped it.
-        """
+        """Of `freed_bytes`, what no known holder held: objects of C++ did, or finalizers dropped it."""
         return self.freed_bytes - sum(holder.freed_bytes for holder in self.holders or ())
 
 
@@ -101,6 +101,9 @@ class CycleReport:
         for holder in self.holders[:_MOST_TYPES]:
             count = "1 cycle" if holder.cycles == 1 else f"{holder.cycles} cycles"
             lines.append(f"  {human(holder.freed_bytes):>12}  {holder.name}, {count}")
+            if holder.native_bytes:
+                what = "only C++ objects referred to, such as autograd graphs"
+                lines.append(f"{'':16}of these {human(holder.native_bytes)} {what}")
             if holder.path:
                 lines.append(f"{'':16}{holder.path}")
             if holder.filename:
@@ -110,7 +113,7 @@ class CycleReport:
             lines.append(f"  {human(sum(each.freed_bytes for each in rest)):>12}  {len(rest)} other types")
         other = self.recorded_bytes - sum(each.freed_bytes for each in self.holders)
         if other > 0:
-            lines.append(f"  {human(other):>12}  C++ objects, such as autograd graphs, or dropped by finalizers")
+            lines.append(f"  {human(other):>12}  other objects of C++, or dropped by finalizers")
         return lines
 
 
@@ -180,6 +183,7 @@ def _holders(holdings: list[dict[str, Any]]) -> tuple[CycleHolder, ...]:
             name=each["name"],
             freed_bytes=each["nbytes"],
             freed_blocks=each["blocks"],
+            native_bytes=each["native_bytes"],
             cycles=each["cycles"],
             path=each["path"],
             filename=each["filename"],

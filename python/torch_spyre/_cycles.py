@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import sysconfig
 import types
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -34,6 +36,13 @@ _CONTAINERS = (
 _TORCH: Any = torch._C  # Its stubs leave out what is used of it here.
 
 _LONGEST_PATH = 12
+
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(torch.__file__).parents[1]),
+    "<",
+)
+"""What the files of Python and of installed packages begin with."""
 
 _MODULE_DICTIONARIES = frozenset({"_modules", "_parameters", "_buffers"})
 
@@ -106,48 +115,66 @@ def human(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
+_Described: TypeAlias = tuple[str, str, str, int, list[int]]
+
+
 class _Holders:
-    """Holders by device, name and kind of cycle, numbered as they come."""
+    """Holders by device and name, numbered as they come. A cycle has one, which is where to break it."""
 
     def __init__(self, objects: list[Any], garbage: Garbage) -> None:
         self.objects = objects
         self.garbage = garbage
-        self.numbers: dict[tuple[int, str, str], int] = {}
-        self.first: list[tuple[str, int | None, int]] = []
-        self.components: list[set[int]] = []
+        self.numbers: dict[tuple[int, str], int] = {}
+        self.first: list[int] = []
+        self.cycles: list[dict[int, int]] = []  # By component an object on it.
+        self.holder_of_component: dict[int, int] = {}
 
     def number(self, tensor: int, device: int) -> int:
+        """The number of who holds a tensor."""
         owner, cyclic = self.garbage.holder(tensor)
-        holder = next(node for node in (owner, cyclic, tensor) if node is not None)
-        name = full_name(self.objects[holder])
-        key = (device, name, "" if cyclic is None else full_name(self.objects[cyclic]))
-        number = self.numbers.setdefault(key, len(self.first))
+        holder = owner if cyclic is None else self.on_cycle(cyclic)
+        if holder is None or (owner is not None and not self.garbage.is_owner(holder)):
+            holder = tensor if owner is None else owner
+        number = self.numbers.setdefault((device, full_name(self.objects[holder])), len(self.first))
         if number == len(self.first):
-            self.first.append((name, cyclic, holder))
-            self.components.append(set())
+            self.first.append(holder)
+            self.cycles.append({})
         if cyclic is not None:
-            self.components[number].add(self.garbage.component(cyclic))
+            self.cycles[number].setdefault(self.garbage.component(cyclic), cyclic)
         return number
 
-    def described(self, made: _Made) -> list[tuple[str, str, str, int, int]]:
-        return [
-            (name, self.path(cyclic, made), *definition(self.objects[holder]), len(components))
-            for (name, cyclic, holder), components in zip(self.first, self.components, strict=True)
-        ]
+    def on_cycle(self, nearest: int) -> int:
+        """Who is named for a cycle: its nearest object of a class that the program defines itself, or else the nearest
+        function of the program's, or else the nearest owner.
+        """
+        component = self.garbage.component(nearest)
+        if component not in self.holder_of_component:
+            around = filter(self.garbage.is_owner, self.garbage.cycle(nearest))
+            own = [node for node in around if not is_library(self.objects[node])]
+            own.sort(key=lambda node: type(self.objects[node]) is types.FunctionType)
+            self.holder_of_component[component] = own[0] if own else nearest
+        return self.holder_of_component[component]
 
-    def path(self, start: int | None, made: _Made) -> str:
-        nodes = [] if start is None else self.garbage.cycle(start)
-        return cycle_path([self.objects[node] for node in nodes], made) if nodes else ""
+    def described(self, made: _Made) -> list[_Described]:
+        return [
+            (
+                full_name(self.objects[holder]),
+                cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made),
+                *definition(self.objects[holder]),
+                list(cycles.values()),
+            )
+            for holder, cycles in zip(self.first, self.cycles, strict=True)
+        ]
 
 
 def explain(
     objects: list[Any], garbage: Garbage, tensors: list[int]
-) -> tuple[list[tuple[int, int, int]], list[tuple[str, str, str, int, int]], list[Any]]:
+) -> tuple[list[tuple[int, int, int]], list[_Described], list[Any]]:
     """Who holds which device memory among dead objects.
 
     `tensors` are given by their place among the objects. Returns their storages: address, number of the holder, and how
-    many tensors that are not among these share it; the holders: name, path around the cycle, file, line, and number of
-    cycles; and what was made on the way and refers to the objects.
+    many tensors that are not among these share it; the holders: name, path around the cycle, file, line, and an object
+    on each of its cycles; and what was made on the way and refers to the objects.
     """
     holders = _Holders(objects, garbage)
     found: dict[int, tuple[int, int]] = {}
@@ -221,6 +248,12 @@ def definition(owner: Any) -> tuple[str, int]:
     return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
 
 
+def is_library(owner: Any) -> bool:
+    """Whether an owner is defined by Python or an installed package, rather than by the program."""
+    filename, _ = definition(owner)
+    return not filename or filename.startswith(_LIBRARIES)
+
+
 class _Made:
     """Objects that reading attributes has made, or that refer to dead objects only since then."""
 
@@ -240,15 +273,17 @@ class _Made:
 def cycle_path(ring: list[Any], made: _Made) -> str:
     """A way around a cycle, such as `Trainer.callbacks[0] → Logger.trainer → Trainer`.
 
-    `ring` has the objects, each of which refers to the next, and the last to the first.
+    `ring` has the objects, each of which refers to the next, and the last to the first; none if there is no cycle.
     """
+    if not ring:
+        return ""
     text = short_name(ring[0])
     names = 1
     reading: tuple[str, ...] | str | None = None  # How to read the keys of the container that comes next.
     for holder, held in pairwise([*ring, ring[0]]):
         step, reading = _step(holder, held, reading, made)
         text += step
-        if type(held) not in _CONTAINERS or held is ring[0]:
+        if type(held) not in _CONTAINERS or held is ring[0] or issubclass(type(held), BaseException):
             text += f" → {short_name(held)}"
             names += 1
         if names > _LONGEST_PATH and held is not ring[0]:

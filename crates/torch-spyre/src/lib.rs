@@ -49,8 +49,10 @@ mod _C {
         frozen_garbage_bytes, live_blocks, live_holders, set_library_folders, set_traceback_finder,
     };
     #[pymodule_export]
+    use crate::bindings::history::{is_recording_history, memory_snapshot, record_history, stop_history};
+    #[pymodule_export]
     use crate::bindings::memory::{
-        device_of, empty_cache, mem_get_info, memory_snapshot, memory_stats, reset_accumulated_memory_stats,
+        device_of, empty_cache, mem_get_info, memory_stats, reset_accumulated_memory_stats,
         reset_peak_memory_stats, set_memory_fraction,
     };
     #[pymodule_export]

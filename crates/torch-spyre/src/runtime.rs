@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flex::fork::is_forked;
 use flex::gate::Gate;
+use flex::history::HistoryOptions;
 use flex::{
     AllocationDirective, AllocatorOptions, BlockHandle, Chunk, DomainId, FlexAllocator, FlexError,
     RegionOrder, Topology,
@@ -137,6 +138,10 @@ impl DeviceMemory {
         };
         let allocator = simulated(format!("spyre:{index}"), &topology, region_ids, options)?;
         allocator.set_memory_pressure_callback(Some(gate.ladder()))?;
+        if configuration.history_entries > 0 {
+            let max_entries = usize::try_from(configuration.history_entries).unwrap_or(usize::MAX);
+            allocator.record_history(Some(HistoryOptions { max_entries, ..HistoryOptions::default() }))?;
+        }
         let domains = (0..topology.domain_count()).map(DomainId);
         let tensors = AllocationDirective::builder().domains(domains).build()?;
         Ok(DeviceMemory { index, allocator, topology, tensors })

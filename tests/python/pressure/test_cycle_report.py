@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import torch
 
 import torch_spyre._cycles as cycles
 from conftest import FREE_THREADED, RunScript
-from pressure_tools import MIB, Counters, Node, another_thread, block, fill_with_garbage, make_garbage, memory
+from pressure_tools import MIB, Counters, Node, another_thread, block, fill_with_garbage, fits, make_garbage, memory
 from torch_spyre import _C
 
 pytestmark = pytest.mark.pressure
@@ -55,6 +56,20 @@ def press(nbytes: int = 60 * MIB) -> None:
     block(nbytes)
 
 
+def fill_counted() -> int:
+    """Fills the device with dead cycles; how many bytes they hold."""
+    count = 0
+    while fits(MIB):
+        make_garbage()
+        count += 1
+    return count * MIB
+
+
+def size(nbytes: int) -> str:
+    """As the report prints it."""
+    return f"{nbytes / MIB:.2f} MiB"
+
+
 def only_holder() -> Any:
     """The one type in the report."""
     (holder,) = memory.cycle_report().holders
@@ -63,15 +78,15 @@ def only_holder() -> Any:
 
 def test_bytes_are_known_without_recording(counters: Counters) -> None:
     memory.record_cycles(False)
-    fill_with_garbage()
+    filled = fill_counted()
     press()
     counters.check_all_rescued()
     report = memory.cycle_report()
     assert report.collections == counters.collections()
-    assert report.freed_bytes == counters["reclaimed_bytes"] == 64 * MIB
-    assert report.freed_blocks == 64
-    assert report.last.freed_bytes == 64 * MIB
-    assert report.last.objects >= 64
+    assert report.freed_bytes == counters["reclaimed_bytes"] == filled
+    assert report.freed_blocks * MIB == filled
+    assert report.last.freed_bytes == filled
+    assert report.last.objects * MIB >= filled
     assert (report.holders, report.recorded_bytes, report.last.holders) == ((), 0, None)
     assert "not recorded; see torch.spyre.memory.record_cycles()" in str(report)
 
@@ -79,21 +94,21 @@ def test_bytes_are_known_without_recording(counters: Counters) -> None:
 @pytest.mark.parametrize("who_collects", ["requester", "collector thread"])
 def test_types_and_paths(counters: Counters, who_collects: str) -> None:
     Trainer()
-    fill_with_garbage()
+    filled = fill_counted()
     with another_thread() if who_collects == "collector thread" else nullcontext():
         press()
     counters.check_all_rescued()
     report = memory.cycle_report()
-    assert report.freed_bytes == report.recorded_bytes == counters["reclaimed_bytes"] == 64 * MIB
+    assert report.freed_bytes == report.recorded_bytes == counters["reclaimed_bytes"] == filled + MIB
     node, logger = report.holders
-    assert (node.name, node.freed_bytes, node.cycles) == ("pressure_tools.Node", 63 * MIB, 63)
+    assert (node.name, node.freed_bytes, node.cycles) == ("pressure_tools.Node", filled, filled // MIB)
     assert node.path == "Node.me → Node"
     assert (logger.name, logger.freed_bytes) == (f"{__name__}.Logger", MIB)
     assert logger.path == "Logger.trainer → Trainer.callbacks[0] → Logger"
     assert logger.filename == __file__
     assert logger.line == Logger.__init__.__code__.co_firstlineno
     text = str(report)
-    assert "63.00 MiB  pressure_tools.Node, 63 cycles" in text
+    assert f"{size(filled)}  pressure_tools.Node, {filled // MIB} cycles" in text
     assert "Logger.trainer → Trainer.callbacks[0] → Logger" in text
     assert report.last.other_bytes == 0
     memory.reset_cycle_report()
@@ -169,9 +184,13 @@ def model() -> None:
         (
             closure,
             "function closure.<locals>.hook",
-            "function hook.module → Identity._forward_hooks[0] → function hook",
+            "function hook.module → Identity._forward_hooks[N] → function hook",
         ),
-        (exception, "ValueError", "ValueError.__traceback__.tb_frame.kept → ValueError"),
+        (
+            exception,
+            "frame of exception",
+            "frame of exception.kept → ValueError.__traceback__.tb_frame → frame of exception",
+        ),
         (method, "method.<locals>.Extractor", "Extractor.callback → partial.func.__self__ → Extractor"),
         (slots, "slots.<locals>.Pair", "Pair.other → Pair.other → Pair"),
         (model, "model.<locals>.Head", "Head.owner → Model.head → Head"),
@@ -182,9 +201,9 @@ def test_paths_as_real_code_has_them(leak: Callable[[], None], name: str, path: 
     press(64 * MIB)
     holder = only_holder()
     assert holder.name.endswith(name)
-    assert holder.path == path
+    assert re.sub(r"_hooks\[\d+\]", "_hooks[N]", holder.path) == path
     assert (holder.freed_bytes, holder.cycles) == (MIB, 1)
-    assert holder.filename == (__file__ if name != "ValueError" else "")
+    assert holder.filename == ("" if leak is slots else __file__)
 
 
 class Square(torch.autograd.Function):
@@ -201,10 +220,10 @@ def test_memory_that_only_c_plus_plus_holds() -> None:
     node.tensor = Square.apply(torch.ones(MIB // 4, device="spyre", requires_grad=True)).sum()
     del node
     press(64 * MIB)
-    report = memory.cycle_report()
-    last = next(each for each in report.recent if each.freed_bytes)
-    assert sum(each.other_bytes for each in report.recent) >= MIB, last
-    assert "C++ objects, such as autograd graphs" in str(report)
+    holder = only_holder()
+    assert holder.native_bytes >= MIB
+    assert holder.freed_bytes > holder.native_bytes
+    assert "only C++ objects referred to, such as autograd graphs" in str(memory.cycle_report())
 
 
 def test_storages_that_live_on_are_not_counted() -> None:
@@ -213,7 +232,7 @@ def test_storages_that_live_on_are_not_counted() -> None:
     node.tensor = base[:MIB]
     del node
     make_garbage()
-    press(48 * MIB)
+    press(56 * MIB)
     assert only_holder().freed_bytes == MIB
     assert base.sum() is not None
 
@@ -228,8 +247,9 @@ def test_what_others_get_hold_of_is_left_alone() -> None:
     make_garbage()
     gc.callbacks.insert(0, catch)
     try:
-        press(63 * MIB)
-        (node,) = caught
+        with pytest.raises(torch.OutOfMemoryError):
+            press(64 * MIB)
+        node = caught[0]
         assert node.me is node
         assert node.tensor.nbytes == MIB
     finally:
@@ -237,7 +257,7 @@ def test_what_others_get_hold_of_is_left_alone() -> None:
     del node
     caught.clear()
     press(64 * MIB)
-    assert memory.cycle_report().freed_bytes >= MIB
+    assert memory.cycle_report().freed_bytes == MIB
 
 
 def test_the_garbage_and_the_flags_of_others_stay() -> None:
@@ -255,7 +275,8 @@ def test_a_program_that_saves_garbage_keeps_it() -> None:
     make_garbage()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        press(63 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            press(64 * MIB)
         assert gc.get_debug() == gc.DEBUG_SAVEALL
         nodes = [each for each in gc.garbage if type(each) is Node]
         assert [node.tensor.nbytes for node in nodes] == [MIB]
@@ -293,7 +314,8 @@ def test_an_object_that_revives_itself_lives() -> None:
     node = Revived()
     node.tensor = block()
     del node
-    press(63 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        press(64 * MIB)
     assert kept[0].me is kept[0]
     assert kept[0].tensor.nbytes == MIB
 
@@ -510,10 +532,10 @@ def test_there_is_no_answer_without_a_gil() -> None:
 @pytest.mark.parametrize("native", [False, True])
 def test_the_error_names_the_cycles_when_nothing_was_collected(policy: str, native: bool) -> None:
     memory.set_pressure_policy(gc=policy)
-    fill_with_garbage()
+    filled = fill_counted()
     with another_thread() if native else nullcontext(), pytest.raises(torch.OutOfMemoryError) as caught:
         block()
-    text = "64.00 MiB is held only by dead reference cycles, by pressure_tools.Node."
+    text = f"{size(filled)} is held only by dead reference cycles, by pressure_tools.Node."
     assert text in str(caught.value)
     memory.set_pressure_policy(gc="always")
     live = [block(32 * MIB), block(31 * MIB)]

@@ -79,7 +79,7 @@ fn holding_list<'py, 'a>(
     holdings: impl Iterator<Item = &'a Holding>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    for Holding { holder, bytes, blocks, cycles, .. } in holdings {
+    for Holding { holder, bytes, blocks, native_bytes, cycles, .. } in holdings {
         let dict = PyDict::new(py);
         dict.set_item("name", &holder.name)?;
         dict.set_item("path", &holder.path)?;
@@ -87,6 +87,7 @@ fn holding_list<'py, 'a>(
         dict.set_item("line", holder.line)?;
         dict.set_item("nbytes", bytes)?;
         dict.set_item("blocks", blocks)?;
+        dict.set_item("native_bytes", native_bytes)?;
         dict.set_item("cycles", cycles)?;
         list.append(dict)?;
     }

@@ -63,7 +63,7 @@ pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("gc_timeout_ms", configuration.policy.timeout.as_millis())?;
     dict.set_item("escalate", configuration.policy.escalate)?;
     dict.set_item("region_order", region_order_name(configuration.region_order))?;
-    dict.set_item("history", 0)?;
+    dict.set_item("history", configuration.history_entries)?;
     dict.set_item("poison", configuration.poison)?;
     dict.set_item("cycles", configuration.cycles)?;
     dict.set_item("cycle_warning", configuration.cycle_warning_bytes)?;

@@ -168,6 +168,28 @@ impl ObjectGraph {
         self.components[node as usize]
     }
 
+    /// The cycles, as the sets of objects that can reach one another, in an order in which each comes before those that
+    /// it leads to; and the objects that are on none.
+    pub(super) fn cycles(&self) -> (Vec<Vec<u32>>, Vec<u32>) {
+        let mut members: Vec<Vec<u32>> = Vec::new();
+        let mut others = Vec::new();
+        for (node, component) in (0..).zip(&self.components) {
+            if !self.on_cycle[node as usize] {
+                others.push(node);
+                continue;
+            }
+            let component = *component as usize;
+            if members.len() <= component {
+                members.resize_with(component + 1, Vec::new);
+            }
+            members[component].push(node);
+        }
+        // Components are numbered as they are completed, those first that lead nowhere.
+        members.reverse();
+        members.retain(|component| !component.is_empty());
+        (members, others)
+    }
+
     /// Who holds an object: its nearest referrer, direct or not, that `is_owner` accepts, and the nearest one that is
     /// on a cycle, an owner if there is one.
     pub(crate) fn holder(&self, node: u32, is_owner: impl Fn(u32) -> bool) -> (Option<u32>, Option<u32>) {

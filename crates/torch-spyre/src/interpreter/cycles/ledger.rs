@@ -41,6 +41,8 @@ pub(crate) struct Holding {
     pub(crate) holder: Holder,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
+    /// Of `bytes`, what only C++ objects referred to, such as the graph of autograd.
+    pub(crate) native_bytes: u64,
     /// The cycles that held it.
     pub(crate) cycles: u64,
 }
@@ -158,9 +160,9 @@ pub(super) fn end(kind: Option<CollectionKind>, generation: usize, objects: usiz
     let Some(began) = began else { return };
     let under_pressure = kind == Some(CollectionKind::Gate);
     let elapsed = began.elapsed();
-    for device in 0..devices.min(TALLIES.len()) {
-        let freed_bytes = TALLIES[device].bytes.swap(0, Ordering::Relaxed);
-        let freed_blocks = TALLIES[device].blocks.swap(0, Ordering::Relaxed);
+    for (device, tally) in TALLIES.iter().enumerate().take(devices) {
+        let freed_bytes = tally.bytes.swap(0, Ordering::Relaxed);
+        let freed_blocks = tally.blocks.swap(0, Ordering::Relaxed);
         if !under_pressure && freed_blocks == 0 {
             continue;
         }
@@ -200,6 +202,7 @@ impl Ledger {
         });
         sum.bytes += holding.bytes;
         sum.blocks += holding.blocks;
+        sum.native_bytes += holding.native_bytes;
         sum.cycles += holding.cycles;
     }
 }

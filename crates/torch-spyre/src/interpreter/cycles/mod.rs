@@ -86,15 +86,20 @@ struct Explainer {
 }
 
 /// What the explainer said about some objects.
+#[derive(Default)]
 struct Explained {
     /// Device memory by address, with the number of its holding and how many tensors outside refer to it.
     storages: FxHashMap<usize, (usize, i64)>,
     holdings: Vec<Holding>,
+    /// An object on each cycle that holds device memory, with the number of the holding.
+    on_cycle: Vec<(u32, usize)>,
 }
 
 /// What `explain` returns: the address of each storage, its holder, and its references from tensors outside; each holder's
-/// name, path, file, line and number of cycles; and objects that were made on the way and refer to what was explained.
-type Answer<'py> = (Vec<(usize, usize, i64)>, Vec<(String, String, String, u32, u64)>, Bound<'py, PyList>);
+/// name, path, file, line, and an object on each of its cycles; and objects that were made on the way and refer to what
+/// was explained.
+type Answer<'py> =
+    (Vec<(usize, usize, i64)>, Vec<(String, String, String, u32, Vec<u32>)>, Bound<'py, PyList>);
 
 /// Keeps the collector's functions. Once, at import.
 pub(super) fn install(py: Python<'_>, free_threaded: bool) -> PyResult<()> {
@@ -138,7 +143,7 @@ pub(crate) fn count_free(device: &DeviceMemory, handle: BlockHandle, bytes: u64)
     if collecting::kind().is_some() {
         ledger::count_free(device.index, bytes, || {
             let chunk = device.allocator.block(handle).ok()??;
-            device.allocator.device().host_address(chunk.address).map(|address| address as usize)
+            device.allocator.device().host_address(chunk.address)
         });
     }
 }
@@ -182,7 +187,7 @@ pub(super) fn repair() {
         && let Some(saved) = COLLECTOR.get().and_then(|collector| collector.take_saved(None))
     {
         // SAFETY: attached, and the reference is ours.
-        unsafe { clear_unreachable(saved) };
+        unsafe { clear_unreachable(saved, &mut Explained::default()) };
     }
 }
 
@@ -232,12 +237,14 @@ impl Collector {
 /// Looks who holds device memory among `saved`, frees it, and keeps what that was.
 fn finish(saved: Object) {
     let explained = if is_forked() { None } else { EXPLAINER.get().and_then(|it| it.explain(saved)) };
-    let freed = ledger::listen(|| {
-        // SAFETY: attached, and the reference is ours.
-        unsafe { clear_unreachable(saved) }
-    });
-    let Some(explained) = explained else { return };
-    let holdings = explained.freed(&freed);
+    let is_known = explained.is_some();
+    let mut explained = explained.unwrap_or_default();
+    // SAFETY: attached, and the reference is ours.
+    unsafe { clear_unreachable(saved, &mut explained) };
+    if !is_known {
+        return;
+    }
+    let holdings = explained.into_freed();
     if let Some(explainer) = EXPLAINER.get()
         && !is_forked()
     {
@@ -246,24 +253,38 @@ fn finish(saved: Object) {
     ledger::note_holdings(holdings);
 }
 
-/// Has those objects of a list drop their references that nobody else can reach, and gives up the list.
+/// Has those objects of a list drop their references that nobody else can reach, gives up the list, and counts what
+/// comes free.
+///
+/// One cycle after the other, those first that lead to others: so it is known which cycle held memory that only C++
+/// objects refer to. What is on no cycle goes with the cycles that lead to it.
 ///
 /// # Safety
 /// The calling thread is attached, has no pending exception, and owns the reference to the list.
-unsafe fn clear_unreachable(saved: Object) {
+unsafe fn clear_unreachable(saved: Object, explained: &mut Explained) {
     // SAFETY: the caller's contract. From here on each object is kept alive by a reference of ours, given up once.
     unsafe {
         let objects = ffi::list_items(saved);
         objects.iter().for_each(|object| pyo3::ffi::Py_INCREF(*object));
         ffi::release(saved);
         // No Python code runs between this look and the first object that is cleared.
-        if let Some(references) = References::among(&objects, 1, Instant::now() + LOOK_TIMEOUT) {
-            let reachable = references.reachable();
-            for (object, _) in objects.iter().zip(reachable).filter(|(_, reachable)| !reachable) {
-                ffi::clear(*object);
-            }
+        let Some(references) = References::among(&objects, 1, Instant::now() + LOOK_TIMEOUT) else {
+            return objects.iter().for_each(|object| ffi::release(*object));
+        };
+        let reachable = references.reachable();
+        let graph = references.into_graph();
+        let holding_of: FxHashMap<u32, usize> =
+            explained.on_cycle.iter().map(|(node, holding)| (graph.component(*node), *holding)).collect();
+        let (cycles, others) = graph.cycles();
+        others.iter().for_each(|node| ffi::release(objects[*node as usize]));
+        for cycle in cycles {
+            let freed = ledger::listen(|| {
+                let members = || cycle.iter().map(|node| (*node as usize, objects[*node as usize]));
+                members().filter(|(place, _)| !reachable[*place]).for_each(|(_, object)| ffi::clear(object));
+                members().for_each(|(_, object)| ffi::release(object));
+            });
+            explained.count_freed(&freed, holding_of.get(&graph.component(cycle[0])).copied());
         }
-        objects.iter().for_each(|object| ffi::release(*object));
     }
 }
 
@@ -274,7 +295,7 @@ impl Explainer {
         // SAFETY: attached; the list is alive and keeps the objects alive.
         let (py, objects) = unsafe { (Python::assume_attached(), ffi::list_items(list)) };
         if !objects.iter().any(|object| self.is_tensor(*object)) {
-            return Some(Explained { storages: FxHashMap::default(), holdings: Vec::new() });
+            return Some(Explained::default());
         }
         // SAFETY: attached; nothing but the list refers to the objects from outside.
         let references = unsafe { References::among(&objects, 1, Instant::now() + LOOK_TIMEOUT) }?;
@@ -311,13 +332,19 @@ impl Explainer {
         let (storages, holders, made): Answer<'_> = answer.extract().ok()?;
         // SAFETY: attached; both lists are alive.
         unsafe { ffi::extend_list(list.as_ptr(), made.as_ptr()) };
-        let holdings = holders.into_iter().map(|(name, path, filename, line, cycles)| Holding {
-            holder: Holder { name, path, filename, line },
-            cycles,
-            ..Holding::default()
-        });
-        let storages = storages.into_iter().map(|(address, holding, outside)| (address, (holding, outside)));
-        Some(Explained { storages: storages.collect(), holdings: holdings.collect() })
+        let mut explained = Explained::default();
+        explained
+            .storages
+            .extend(storages.into_iter().map(|(address, holding, outside)| (address, (holding, outside))));
+        for (number, (name, path, filename, line, on_cycle)) in holders.into_iter().enumerate() {
+            explained.holdings.push(Holding {
+                holder: Holder { name, path, filename, line },
+                cycles: on_cycle.len() as u64,
+                ..Holding::default()
+            });
+            explained.on_cycle.extend(on_cycle.into_iter().map(|node| (node, number)));
+        }
+        Some(explained)
     }
 
     fn is_tensor(&self, object: Object) -> bool {
@@ -325,11 +352,12 @@ impl Explainer {
         unsafe { ffi::is_instance(object, self.tensor.as_ptr()) }
     }
 
-    /// Whether an object only keeps others for some owner, as a dictionary or a frame does.
+    /// Whether an object only keeps others for some owner, as a dictionary, a frame or an exception does.
     fn is_container(&self, object: Object) -> bool {
-        // SAFETY: attached, and the object is alive.
-        let kind = unsafe { pyo3::ffi::Py_TYPE(object) };
-        self.containers.iter().any(|container| container.as_ptr() == kind.cast())
+        // SAFETY: attached; the object is alive, and the class lives as long as the interpreter.
+        let (kind, is_exception) =
+            unsafe { (pyo3::ffi::Py_TYPE(object), ffi::is_instance(object, pyo3::ffi::PyExc_BaseException)) };
+        is_exception || self.containers.iter().any(|container| container.as_ptr() == kind.cast())
     }
 
     fn warn_about(&self, holdings: &[Holding]) {
@@ -351,15 +379,23 @@ impl Explainer {
 }
 
 impl Explained {
-    /// The holdings, with the bytes that were really freed.
-    fn freed(mut self, freed: &[Freed]) -> Vec<Holding> {
-        for block in freed {
+    /// Counts what came free with a cycle: for the holder of the tensor, or else, if only C++ objects referred to it,
+    /// for the holder that the cycle has.
+    fn count_freed(&mut self, freed: &[Freed], of_cycle: Option<usize>) {
+        for Freed { address, bytes } in freed {
+            let device = runtime::device_of(*address);
             // Once: its address may have been handed out and freed again.
-            if let Some((holding, _)) = self.storages.remove(&block.address) {
-                let device = runtime::device_of(block.address);
-                self.count(holding, device, block.bytes);
+            let of_tensor = self.storages.remove(address).map(|(holding, _)| holding);
+            let Some(holding) = of_tensor.or(of_cycle) else { continue };
+            self.count(holding, device, *bytes);
+            if of_tensor.is_none() {
+                self.holdings[holding].native_bytes += bytes;
             }
         }
+    }
+
+    /// The holdings of which memory came free.
+    fn into_freed(mut self) -> Vec<Holding> {
         self.holdings.retain(|holding| holding.blocks > 0);
         self.holdings
     }
@@ -392,6 +428,12 @@ impl Garbage {
     fn cycle(&self, object: u32) -> PyResult<Vec<u32>> {
         self.check(object)?;
         Ok(self.graph.cycle(object))
+    }
+
+    /// Whether it is more than a container.
+    fn is_owner(&self, object: u32) -> PyResult<bool> {
+        self.check(object)?;
+        Ok(self.owners[object as usize])
     }
 
     /// A number that the objects on one cycle have in common.
