@@ -4,7 +4,7 @@
 //! allocator mutex is taken. No lock here; that of `python_stacks` is a leaf.
 
 use std::ffi::CStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use flex::fork::is_forked;
 use flex::history::Sites;
@@ -49,16 +49,6 @@ fn compare() {
     }
 }
 
-/// The stacks as what a device's history tells places apart by.
-pub(crate) struct PythonSites;
-
-impl Sites for PythonSites {
-    #[inline]
-    fn current(&self) -> u32 {
-        capture()
-    }
-}
-
 /// The site of the calling thread's Python stack; 0 if it has none, or if it is not known. Never waits or attaches.
 #[inline]
 pub(crate) fn capture() -> u32 {
@@ -66,6 +56,20 @@ pub(crate) fn capture() -> u32 {
         Some(stacks) if !is_forked() => stacks.capture(),
         _ => 0,
     }
+}
+
+/// Tells a device's history where its memory comes from.
+struct PythonSites;
+
+impl Sites for PythonSites {
+    fn current(&self) -> u32 {
+        capture()
+    }
+}
+
+/// The sites of a history: 0 until [`enable`] was called.
+pub(crate) fn sites() -> Arc<dyn Sites> {
+    Arc::new(PythonSites)
 }
 
 /// The frames of a site, innermost first; at most [`python_stacks::MAX_DEPTH`].
