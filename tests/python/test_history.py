@@ -355,3 +355,76 @@ def test_threads_that_allocate_while_snapshots_are_taken_lose_nothing() -> None:
     counted = actions()
     assert memory._snapshot()["history"][0]["lost_events"] == 0
     assert counted["alloc"] == counted["free_requested"] == counted["free_completed"] == 900
+
+
+def here() -> torch.Tensor:
+    return tensor()
+
+
+def functions(frames: list[dict[str, Any]]) -> list[str]:
+    assert all(frame["filename"] and frame["line"] > 0 for frame in frames)
+    return [frame["name"] for frame in frames]
+
+
+@pytest.mark.usefixtures("recording")
+def test_entries_and_live_blocks_have_the_stacks_they_come_from() -> None:
+    kept = here()
+    gone = here()
+    address = gone.data_ptr()
+    del gone
+    snapshot = memory._snapshot()
+    name = "test_entries_and_live_blocks_have_the_stacks_they_come_from"
+    (alloc,) = [
+        one for one in snapshot["device_traces"][0] if (one["action"], one.get("addr")) == ("alloc", kept.data_ptr())
+    ]
+    assert functions(alloc["frames"])[:3] == ["tensor", "here", name]
+    assert alloc["frames"][1]["filename"] == __file__
+    (block,) = [
+        block for segment in snapshot["segments"] for block in segment["blocks"] if block["address"] == kept.data_ptr()
+    ]
+    assert block["frames"] == alloc["frames"]
+    (free,) = [
+        one for one in snapshot["device_traces"][0] if (one["action"], one.get("addr")) == ("free_requested", address)
+    ]
+    assert functions(free["frames"])[0] == name, "where the last reference went"
+
+
+@pytest.mark.parametrize(
+    ("context", "in_blocks", "in_allocs", "in_frees"),
+    [
+        (None, False, False, False),
+        ("state", True, False, False),
+        ("alloc", True, True, False),
+        ("all", True, True, True),
+    ],
+)
+def test_the_context_says_what_has_a_stack(
+    context: str | None, in_blocks: bool, in_allocs: bool, in_frees: bool
+) -> None:
+    memory._record_memory_history(context=context)
+    try:
+        kept = here()
+        here()
+        snapshot = memory._snapshot()
+        blocks = [
+            bool(block["frames"])
+            for segment in snapshot["segments"]
+            for block in segment["blocks"]
+            if block["address"] == kept.data_ptr()
+        ]
+        entries = snapshot["device_traces"][0]
+        assert blocks == [in_blocks]
+        assert {bool(one["frames"]) for one in entries if one["action"] == "alloc"} == {in_allocs}
+        assert {bool(one["frames"]) for one in entries if one["action"] == "free_requested"} == {in_frees}
+    finally:
+        memory._record_memory_history(enabled=None)
+
+
+def test_out_of_memory_has_the_stack_of_the_request() -> None:
+    memory._record_memory_history()
+    try:
+        exhaust()
+        (entry,) = [entry for entry in trace() if entry["action"] == "oom"]
+        assert "exhaust" in functions(entry["frames"])
+    finally:
+        memory._record_memory_history(enabled=None)

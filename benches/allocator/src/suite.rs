@@ -87,10 +87,13 @@ const PACKED: [Packed; 7] = [
 /// Two blocks of some allocator overlap, or real traces are missing.
 pub(crate) fn run(seeds: Seeds) -> Result<Report> {
     let mut report = Report::default();
-    let traces = traces(&Workload::TIMED)?;
+    let traces: Vec<_> = Workload::TIMED
+        .into_iter()
+        .map(|workload| Ok((workload, workload.long()?)))
+        .collect::<Result<_>>()?;
     check_overlap(&traces)?;
     pair_times(&traces, &mut report);
-    report.set("history.event_ns", history::event_ns(&traces));
+    report.set("history.event_ns", history::event_ns());
     latencies(&traces, &mut report);
     metadata_sizes(&traces, &mut report);
     thread_counts(&mut report);
@@ -100,20 +103,6 @@ pub(crate) fn run(seeds: Seeds) -> Result<Report> {
     pack_minimalloc(&mut report);
     pack_snapshots(&mut report)?;
     Ok(report)
-}
-
-fn traces(workloads: &[Workload]) -> Result<Vec<(Workload, Trace)>> {
-    workloads.iter().map(|&workload| Ok((workload, workload.long()?))).collect()
-}
-
-/// What recording costs, alone.
-///
-/// # Errors
-///
-/// As for [`run`].
-pub(crate) fn run_history() -> Result<()> {
-    history::event_ns(&traces(&Workload::GENERATED)?);
-    Ok(())
 }
 
 /// No figure counts of an allocator that hands out a byte twice.

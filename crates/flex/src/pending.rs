@@ -121,8 +121,8 @@ impl PendingFrees {
         self.publish(link, handle, head, QUEUED | PARKED);
     }
 
-    /// Queues a live block. `false` if it was freed or queued before; else `claimed` is called before others may see the
-    /// block on the list.
+    /// Queues a live block. `false` if it was freed or queued before; else `claimed` is called before others may see
+    /// the block on the list.
     #[inline]
     pub(crate) fn push(&self, link: &Link, handle: BlockHandle, claimed: impl FnOnce()) -> bool {
         let head = self.head.load(Ordering::Relaxed);

@@ -12,20 +12,18 @@ pub(crate) mod model;
 
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use model::{
-    Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic, barrier, catch_unwind, newest, now,
-    thread, thread_local, zeroed,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local, zeroed,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use self::real::{
-    Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic, barrier, catch_unwind, newest, now,
-    thread, thread_local, zeroed,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local, zeroed,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 mod real {
     pub(crate) use std::panic::catch_unwind;
-    pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic};
+    pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
     pub(crate) use std::{thread, thread_local};
 
     /// Reads a value that others change by read-modify-writes that acquire and release. If it is 0, the read is one of

@@ -15,6 +15,7 @@ use flex::{
 use flex_sim::{RegionIdScheme, SimulatedDevice, SimulatedOptions};
 
 use crate::configuration::{Configuration, DeviceKind};
+use crate::interpreter::stacks;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
@@ -140,7 +141,12 @@ impl DeviceMemory {
         allocator.set_memory_pressure_callback(Some(gate.ladder()))?;
         if configuration.history_entries > 0 {
             let max_entries = usize::try_from(configuration.history_entries).unwrap_or(usize::MAX);
-            allocator.record_history(Some(HistoryOptions { max_entries, ..HistoryOptions::default() }))?;
+            let sites = Some(stacks::sites());
+            allocator.record_history(Some(HistoryOptions {
+                max_entries,
+                sites,
+                ..HistoryOptions::default()
+            }))?;
         }
         let domains = (0..topology.domain_count()).map(DomainId);
         let tensors = AllocationDirective::builder().domains(domains).build()?;

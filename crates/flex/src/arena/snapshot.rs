@@ -74,8 +74,8 @@ impl Node {
 }
 
 impl Arena {
-    /// All acquired regions with their blocks, by slot. `facts_of` says what is known of an occupied block; its node may
-    /// not know the newest request that it serves.
+    /// All acquired regions with their blocks, by slot. `facts_of` says what is known of an occupied block; its node
+    /// may not know the newest request that it serves.
     pub(crate) fn snapshot_with(&self, facts_of: impl Fn(u32) -> Option<BlockFacts>) -> Vec<RegionSnapshot> {
         let of_node = |node: &Node| BlockFacts { slack_bytes: node.slack_bytes, ..BlockFacts::default() };
         let block =

@@ -197,6 +197,14 @@ kinds! {
 }
 
 impl EventKinds {
+    pub(super) const fn bits(self) -> u16 {
+        self.0
+    }
+
+    pub(super) const fn from_bits(bits: u16) -> EventKinds {
+        EventKinds(bits)
+    }
+
     /// These and others.
     #[must_use]
     pub const fn with(self, others: EventKinds) -> EventKinds {

@@ -10,9 +10,12 @@
 //! is two events: its request, and its completion when whoever has the mutex takes the block in. A parked block is free
 //! for its thread at once, so parking is no event.
 //!
-//! Locks: recording takes none that it would wait for, and may happen under the allocator mutex. `recorder` is locked for
-//! writing for as long as it takes to replace it; a thread that meets that gives its event up, and the event counts as
-//! lost. Sites are asked for with the mutex free.
+//! Locks: recording takes none, and may happen under the allocator mutex. Sites are asked for with that mutex free;
+//! a thread that would have to wait for the provider, which is just being replaced, does without one. `control` is for
+//! those who change the recording or read it.
+//!
+//! Memory: rings once made are kept for the next recording of their size, since no thread says when it is done with
+//! one.
 
 pub(crate) mod event;
 mod notes;
@@ -25,8 +28,8 @@ mod tests;
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Instant, SystemTime};
 
 pub use event::{Event, EventBlock, EventKind, EventKinds, EventRegion, PressureOutcome};
@@ -35,7 +38,7 @@ pub(crate) use notes::BlockNote;
 use crate::arena::BlockHandle;
 use crate::error::FlexError;
 use crate::fork::is_forked;
-use crate::sync::{RwLock, RwLockWriteGuard, now};
+use crate::sync::now;
 use event::{Entry, nanoseconds};
 use notes::Notes;
 use ring::Ring;
@@ -94,33 +97,65 @@ impl fmt::Debug for HistoryOptions {
 pub struct RecordedEvents {
     /// Those that were still there, oldest first.
     pub events: Vec<Event>,
-    /// How many were not: overwritten by newer ones, or given up because a slot or the recorder was busy.
+    /// How many were not: overwritten by newer ones, being written, given up because a slot was busy, or written by a
+    /// thread that did not know yet that the number of entries had changed.
     pub lost: u64,
     /// The number of the first event that was not looked at.
     pub next: u64,
 }
 
 /// The history of one allocator.
+///
+/// What recording looks at is atomic and made before it is announced, so that it needs no lock. No step of the models:
+/// these fields say where to record, and a thread that sees old ones records where nobody looks any more.
 pub(crate) struct History {
-    /// Whether there is a recorder. No step of the models: nothing is decided by it that must be right.
-    on: AtomicBool,
-    recorder: RwLock<Option<Recorder>>,
-    /// Held by who replaces the recorder, from beginning to end. Taken with no other lock held.
-    replacing: Mutex<()>,
-    /// Events given up while the recorder was replaced, not yet counted in the ring.
-    missed: AtomicU64,
-    /// The number of the next event while history is off.
-    next: AtomicU64,
+    /// See [`flag`].
+    flags: AtomicU32,
+    /// Which of `rings` is in use.
+    ring: AtomicU32,
+    /// By the logarithm of their slots. Kept once made: a thread may always be about to write.
+    rings: [OnceLock<Ring>; RINGS],
+    /// Events that are not recorded.
+    without: AtomicU16,
+    clock: OnceLock<Clock>,
+    /// Read for as long as the provider takes. A thread that would have to wait for it does without a site.
+    sites: RwLock<Option<Arc<dyn Sites>>>,
+    /// Taken with no other lock held, to change what is recorded and to read it.
+    control: Mutex<Control>,
     notes: Notes,
 }
 
-/// What records while history is on.
-struct Recorder {
-    ring: Arc<Ring>,
+/// What readers and those who change the recording need to know.
+#[derive(Default)]
+struct Control {
     /// Events before this number are forgotten.
     first: u64,
-    options: HistoryOptions,
-    clock: Clock,
+    /// How many of the newest events are shown.
+    most: u64,
+    /// Rings that were in use since then, and the number at which they were left: what threads that were late have
+    /// recorded in them after that is lost.
+    left: Vec<(u32, u64)>,
+    /// How much that was in rings that are no longer among those.
+    lost: u64,
+}
+
+/// What the flags say.
+mod flag {
+    pub(super) const ON: u32 = 1;
+    /// There is a provider of sites.
+    pub(super) const SITES: u32 = 1 << 1;
+    /// Events of allocations are given their sites.
+    pub(super) const OF_ALLOCATIONS: u32 = 1 << 2;
+    /// Those of frees too.
+    pub(super) const OF_FREES: u32 = 1 << 3;
+}
+
+/// Rings of 1 slot to [`MAX_ENTRIES`], and the one without any.
+const RINGS: usize = MAX_ENTRIES.ilog2() as usize + 2;
+
+/// The ring for so many events.
+fn ring_for(most: u32) -> usize {
+    if most == 0 { RINGS - 1 } else { most.next_power_of_two().ilog2() as usize }
 }
 
 /// The time since 1970, that never goes back.
@@ -142,29 +177,16 @@ impl Clock {
     }
 }
 
-impl Recorder {
-    /// The site of the calling thread, if events of that scope are given one.
-    fn site(&self, scope: SiteScope) -> u32 {
-        let sites = self.options.sites.as_ref().filter(|_| scope <= self.options.scope);
-        sites.map_or(0, |sites| sites.current())
-    }
-
-    /// Records an event; its number, unless it is of an unwanted kind.
-    fn record(&self, kind: &EventKind, site: u32, time_ns: u64) -> Option<u64> {
-        let entry = Entry::new(kind).without(self.options.without)?;
-        let entry = Entry { time_ns, thread_id: thread_id(), site, ..entry };
-        Some(self.ring.record(&entry.to_words()))
-    }
-}
-
 impl Default for History {
     fn default() -> Self {
         History {
-            on: AtomicBool::new(false),
-            recorder: RwLock::new(None),
-            replacing: Mutex::new(()),
-            missed: AtomicU64::new(0),
-            next: AtomicU64::new(0),
+            flags: AtomicU32::new(0),
+            ring: AtomicU32::new(RINGS as u32 - 1),
+            rings: [const { OnceLock::new() }; RINGS],
+            without: AtomicU16::new(0),
+            clock: OnceLock::new(),
+            sites: RwLock::new(None),
+            control: Mutex::new(Control::default()),
             notes: Notes::new(),
         }
     }
@@ -174,7 +196,11 @@ impl History {
     /// Whether anything is recorded.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.flags.load(Ordering::Relaxed) != 0
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
     }
 
     /// Begins, changes or ends recording. Called with no lock held.
@@ -182,92 +208,111 @@ impl History {
         if is_forked() {
             return Err(FlexError::Forked);
         }
-        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        let replaced = match options {
-            Some(options) => self.install(options)?,
-            None => self.remove(),
+        let mut control = self.lock();
+        let sites = match options {
+            Some(options) => self.begin(&mut control, options)?,
+            None => {
+                self.flags.store(0, Ordering::Relaxed);
+                None
+            }
         };
-        drop(replaced); // With the recorder unlocked: a provider of sites is foreign code.
+        let before =
+            std::mem::replace(&mut *self.sites.write().unwrap_or_else(PoisonError::into_inner), sites);
+        drop(control);
+        drop(before); // With nothing locked: a provider of sites is foreign code.
         Ok(())
     }
 
-    fn remove(&self) -> Option<Recorder> {
-        self.on.store(false, Ordering::Relaxed);
-        let ended = self.write().take();
-        if let Some(ended) = &ended {
-            self.next.store(ended.ring.next(), Ordering::Relaxed);
-        }
-        ended
-    }
-
-    /// Puts a recorder in place; returns the one before. What that has recorded goes on unless it is to be forgotten.
-    fn install(&self, options: HistoryOptions) -> Result<Option<Recorder>, FlexError> {
+    /// Begins or changes recording; returns who tells places apart from now on.
+    fn begin(
+        &self,
+        control: &mut Control,
+        options: HistoryOptions,
+    ) -> Result<Option<Arc<dyn Sites>>, FlexError> {
         let most = u32::try_from(options.max_entries).unwrap_or(u32::MAX).min(MAX_ENTRIES);
-        let fits = |ring: &Arc<Ring>| !options.clear && ring.most() == most;
-        let kept = self.ring().filter(|(ring, _)| fits(ring)).map(|(ring, _)| ring);
-        let ring = match kept {
-            Some(ring) => ring,
-            None => Arc::new(Ring::new(most).ok_or(FlexError::HistoryTooLarge { max_entries: most })?),
-        };
-        let clear = options.clear;
-        let (before, copied) = {
-            let mut place = self.write();
-            let before = place.take();
-            let next = before.as_ref().map_or(self.next.load(Ordering::Relaxed), |before| before.ring.next());
-            let first = before.as_ref().filter(|_| !clear).map_or(next, |before| before.first);
-            let clock = before.as_ref().map_or_else(Clock::start, |before| before.clock);
-            if before.is_none() {
-                self.missed.store(0, Ordering::Relaxed);
-            }
-            let is_fresh = before.as_ref().is_none_or(|before| !Arc::ptr_eq(&before.ring, &ring));
-            if is_fresh {
-                ring.continue_at(next);
-            }
-            *place = Some(Recorder { ring: Arc::clone(&ring), first, options, clock });
-            (before, (is_fresh && !clear).then_some(first..next))
-        };
-        self.on.store(true, Ordering::Relaxed);
-        if let (Some(before), Some(copied)) = (&before, copied) {
-            // Others record meanwhile: an entry that they wrote in the same slot is newer, and stays.
-            before.ring.read(copied.start, copied.end, |sequence, words| ring.restore(sequence, &words));
+        let index = ring_for(most);
+        if self.rings[index].get().is_none() {
+            let ring = Ring::new(most).ok_or(FlexError::HistoryTooLarge { max_entries: most })?;
+            // Nobody else makes one: the control is locked.
+            let _ = self.rings[index].set(ring);
         }
-        Ok(before)
+        self.clock.get_or_init(Clock::start);
+        self.change_ring(control, index, options.clear || !self.is_on());
+        control.most = most.into();
+        self.without.store(options.without.bits(), Ordering::Relaxed);
+        let wanted = [
+            (true, flag::ON),
+            (options.sites.is_some(), flag::SITES),
+            (options.scope >= SiteScope::Allocations, flag::OF_ALLOCATIONS),
+            (options.scope == SiteScope::All, flag::OF_FREES),
+        ];
+        let flags = wanted.into_iter().filter_map(|(wanted, flag)| wanted.then_some(flag)).sum();
+        self.flags.store(flags, Ordering::Relaxed);
+        Ok(options.sites)
     }
 
-    /// Records an event. May be called under the allocator mutex.
+    /// Goes over to another ring, with what the one before has recorded unless that is to be forgotten.
+    fn change_ring(&self, control: &mut Control, index: usize, forget: bool) {
+        let (before, ring) = (self.current(), &self.rings[index]);
+        let (Some(before), Some(ring)) = (before, ring.get()) else {
+            self.ring.store(index as u32, Ordering::Release);
+            return;
+        };
+        let (from, next) = (control.first.max(before.next().saturating_sub(control.most)), before.next());
+        if !std::ptr::eq(before, ring) {
+            if let Some(again) = control.left.iter().position(|&(other, _)| other == index as u32) {
+                let again = control.left.swap_remove(again);
+                control.lost += self.late_in(again);
+            }
+            ring.continue_at(next);
+            control.left.push((self.ring.swap(index as u32, Ordering::Release), next));
+            if !forget {
+                // Others record meanwhile: an entry that they wrote into the same slot is newer, and stays.
+                before.read(from, next, |sequence, words| ring.restore(sequence, &words));
+            }
+        }
+        if forget {
+            *control = Control { first: ring.next(), ..Control::default() };
+        }
+    }
+
+    /// Records an event; its number, unless its kind is not wanted. May be called under the allocator mutex.
     #[cold]
     pub(crate) fn record(&self, kind: EventKind, site: u32) -> Option<u64> {
-        self.with_recorder(|recorder| recorder.record(&kind, site, recorder.clock.now_ns()))?
+        self.record_at(&kind, site, self.now_ns())
     }
 
     /// Records an allocation, and notes where its block comes from. `site` was found before, or is found here: then the
     /// allocator mutex is free.
     #[cold]
     pub(crate) fn record_allocation(&self, handle: BlockHandle, block: EventBlock, site: Option<u32>) {
-        self.with_recorder(|recorder| {
-            let site = site.unwrap_or_else(|| recorder.site(SiteScope::LiveBlocks));
-            let time_ns = recorder.clock.now_ns();
-            self.notes.write(handle, BlockNote { site, time_ns });
-            let shown = if recorder.options.scope >= SiteScope::Allocations { site } else { 0 };
-            recorder.record(&EventKind::Allocated(block), shown, time_ns)
-        });
+        let site = site.unwrap_or_else(|| self.allocation_site());
+        let time_ns = self.now_ns();
+        self.notes.write(handle, BlockNote { site, time_ns });
+        self.record_at(&EventKind::Allocated(block), self.shown(site), time_ns);
+    }
+
+    #[inline]
+    fn record_at(&self, kind: &EventKind, site: u32, time_ns: u64) -> Option<u64> {
+        let without = EventKinds::from_bits(self.without.load(Ordering::Relaxed));
+        let entry = Entry::new(kind).without(without)?;
+        let entry = Entry { time_ns, thread_id: thread_id(), site, ..entry };
+        Some(self.current()?.record(&entry.to_words()))
     }
 
     /// Where the calling thread allocates; 0 while history is off. The allocator mutex is free.
     pub(crate) fn allocation_site(&self) -> u32 {
-        if self.is_on() { self.site(SiteScope::LiveBlocks) } else { 0 }
+        if self.has(flag::SITES) { self.site() } else { 0 }
     }
 
     /// Where the calling thread frees. The allocator mutex is free.
-    #[cold]
     pub(crate) fn free_site(&self) -> u32 {
-        self.site(SiteScope::All)
+        if self.has(flag::SITES) && self.has(flag::OF_FREES) { self.site() } else { 0 }
     }
 
     /// The site of an event that happens for the sake of an allocation at `site`.
     pub(crate) fn shown(&self, site: u32) -> u32 {
-        let shows = |recorder: &Recorder| recorder.options.scope >= SiteScope::Allocations;
-        if site != 0 && self.look(shows).unwrap_or(false) { site } else { 0 }
+        if self.has(flag::OF_ALLOCATIONS) { site } else { 0 }
     }
 
     /// What is known of a live block.
@@ -275,55 +320,52 @@ impl History {
         self.notes.read(handle)
     }
 
-    /// The events from one number to before another. Takes no lock for long; they are copied one by one.
+    /// The events from one number to before another. The process is no forked child.
     pub(crate) fn read(&self, from: u64, until: u64) -> RecordedEvents {
-        let Some((ring, first)) = self.ring() else {
-            return RecordedEvents { next: from, ..Default::default() };
-        };
-        ring.skip(self.missed.swap(0, Ordering::Relaxed));
-        let (from, until) = (from.max(first), until.min(ring.next()));
+        let control = self.lock();
+        let ring = self.current().filter(|_| self.is_on());
+        let Some(ring) = ring else { return RecordedEvents { next: from, ..Default::default() } };
+        let until = until.min(ring.next());
+        let from = from.max(control.first).min(until);
+        // What is older than what is shown is as good as overwritten.
+        let first = from.max(ring.next().saturating_sub(control.most)).min(until);
         let mut events = Vec::new();
-        let lost = ring.read(from, until, |sequence, words| {
+        let mut lost = first - from;
+        lost += ring.read(first, until, |sequence, words| {
             events.extend(Entry::from_words(words).event(sequence));
         });
-        RecordedEvents { events, lost, next: until.max(from) }
-    }
-
-    fn site(&self, scope: SiteScope) -> u32 {
-        self.look(|recorder| recorder.site(scope)).unwrap_or(0)
-    }
-
-    /// The ring, and the number of its first event.
-    fn ring(&self) -> Option<(Arc<Ring>, u64)> {
-        let recorder = self.recorder.read().unwrap_or_else(PoisonError::into_inner);
-        recorder.as_ref().map(|recorder| (Arc::clone(&recorder.ring), recorder.first))
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Recorder>> {
-        self.recorder.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records something, or counts it as missed if the recorder is just being replaced.
-    fn with_recorder<R>(&self, record: impl FnOnce(&Recorder) -> R) -> Option<R> {
-        let recorded = self.look(|recorder| {
-            if self.missed.load(Ordering::Relaxed) != 0 {
-                recorder.ring.skip(self.missed.swap(0, Ordering::Relaxed));
-            }
-            record(recorder)
-        });
-        if recorded.is_none() && self.is_on() {
-            self.missed.fetch_add(1, Ordering::Relaxed);
+        if from == control.first {
+            lost += control.lost + control.left.iter().map(|&left| self.late_in(left)).sum::<u64>();
         }
-        recorded
+        RecordedEvents { events, lost, next: until }
     }
 
-    /// Looks at the recorder, without waiting.
-    fn look<R>(&self, look: impl FnOnce(&Recorder) -> R) -> Option<R> {
-        match self.recorder.try_read() {
-            Ok(recorder) => recorder.as_ref().map(look),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().as_ref().map(look),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    /// How many events threads have recorded in a ring after it was left.
+    fn late_in(&self, (index, left): (u32, u64)) -> u64 {
+        self.rings[index as usize].get().map_or(0, |ring| ring.next().saturating_sub(left))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.clock.get().map_or(0, Clock::now_ns)
+    }
+
+    /// The ring in use.
+    #[inline]
+    fn current(&self) -> Option<&Ring> {
+        self.rings.get(self.ring.load(Ordering::Acquire) as usize)?.get()
+    }
+
+    fn site(&self) -> u32 {
+        let sites = match self.sites.try_read() {
+            Ok(sites) => sites,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        sites.as_ref().map_or(0, |sites| sites.current())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

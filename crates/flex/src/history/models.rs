@@ -1,4 +1,5 @@
-//! loom: entries are whole or missing, whoever writes and reads the ring at the same time, and missing ones are counted.
+//! loom: entries are whole or missing, whoever writes and reads the ring at the same time, and missing ones are
+//! counted.
 
 use super::event::WORDS;
 use super::ring::Ring;

@@ -34,34 +34,20 @@ fn whole(sequence: u64) -> u64 {
 /// The entries, in slots by their number modulo the number of slots.
 pub(super) struct Ring {
     slots: Box<[Slot]>,
-    /// How many of the newest entries are shown. The number of slots is the next power of two.
-    most: u64,
     /// The number of the next entry.
     next: AtomicU64,
 }
 
 impl Ring {
-    /// A ring for the newest `most` entries; `None` if there is no memory for it.
+    /// A ring for at least `most` entries: the next power of two; `None` if there is no memory for it.
     pub(super) fn new(most: u32) -> Option<Ring> {
         let slots = if most == 0 { 0 } else { most.next_power_of_two() as usize };
-        Some(Ring { slots: zeroed(slots)?, most: u64::from(most), next: AtomicU64::new(0) })
+        Some(Ring { slots: zeroed(slots)?, next: AtomicU64::new(0) })
     }
 
-    /// Says which number the next entry has, before others use the ring.
+    /// Has the next entry have this number at least.
     pub(super) fn continue_at(&self, next: u64) {
-        self.next.store(next, Ordering::Relaxed);
-    }
-
-    /// Counts entries that were given up before they had a number.
-    pub(super) fn skip(&self, entries: u64) {
-        if entries != 0 {
-            self.next.fetch_add(entries, Ordering::Relaxed);
-        }
-    }
-
-    /// How many of the newest entries are shown.
-    pub(super) fn most(&self) -> u32 {
-        self.most as u32
+        self.next.fetch_max(next, Ordering::Relaxed);
     }
 
     /// The number of the next entry.
@@ -90,7 +76,7 @@ impl Ring {
     /// Returns how many of those numbers are missing.
     pub(super) fn read(&self, from: u64, until: u64, mut take: impl FnMut(u64, [u64; WORDS])) -> u64 {
         let until = until.min(self.next());
-        let first = from.max(self.next().saturating_sub(self.most)).min(until);
+        let first = from.max(self.next().saturating_sub(self.slots.len() as u64)).min(until);
         let mut missing = first.saturating_sub(from);
         for sequence in first..until {
             match self.find(sequence) {

@@ -108,12 +108,14 @@ fn a_full_ring_forgets_the_oldest_and_says_how_many() {
     for sequence in 3..20 {
         ring.record(&words(sequence * 10));
     }
-    assert_eq!(read(&ring, 0), (vec![15, 16, 17, 18, 19], 15));
+    assert_eq!(read(&ring, 0), ((12..20).collect(), 12), "the next power of two");
     assert_eq!(read(&ring, 17), (vec![17, 18, 19], 0));
     assert_eq!(read(&ring, 20), (vec![], 0));
     assert_eq!(read(&ring, 99), (vec![], 0), "nothing of what is to come is lost");
-    ring.skip(3);
-    assert_eq!(read(&ring, 19), (vec![19], 3));
+    ring.continue_at(22);
+    assert_eq!(read(&ring, 19), (vec![19], 2));
+    ring.continue_at(3);
+    assert_eq!(ring.next(), 22, "numbers only grow");
 }
 
 #[test]
@@ -206,24 +208,25 @@ fn changing_the_recorder_keeps_what_fits_and_its_numbers() {
 }
 
 #[test]
-fn events_while_the_recorder_is_replaced_count_as_lost() {
+fn what_a_late_thread_records_in_the_ring_before_counts_as_lost() {
     let history = History::default();
     history.set(Some(of(8))).unwrap();
+    record(&history, 2);
+    let before = history.current().unwrap();
+    history.set(Some(of(16))).unwrap();
+    before.record(&Entry::new(&EventKind::SnapshotTaken).to_words());
     record(&history, 1);
-    {
-        let _replacing = history.write();
-        assert_eq!(history.record(EventKind::SnapshotTaken, 0), None);
-        assert_eq!(history.record(EventKind::SnapshotTaken, 0), None);
-    }
+    assert_eq!(sequences(&history), (vec![0, 1, 2], 1));
+    history.set(Some(of(8))).unwrap();
     record(&history, 1);
-    assert_eq!(sequences(&history), (vec![0, 3], 2));
+    assert_eq!(sequences(&history), (vec![0, 1, 2, 3], 1), "numbers go on in the ring of before");
 }
 
 #[test]
 fn the_number_of_entries_is_bounded() {
     let history = History::default();
     history.set(Some(of(usize::MAX))).unwrap();
-    assert_eq!(history.ring().unwrap().0.most(), MAX_ENTRIES);
+    assert_eq!(history.lock().most, u64::from(MAX_ENTRIES));
     record(&history, 3);
     assert_eq!(sequences(&history), (vec![0, 1, 2], 0));
 }

@@ -39,8 +39,6 @@ pub(crate) mod atomic {
     };
 }
 
-pub(crate) use checker::sync::{RwLock, RwLockWriteGuard};
-
 /// As std's, in memory that is there at once.
 pub(crate) fn zeroed<const WORDS: usize>(slots: usize) -> Option<Box<[[atomic::AtomicU64; WORDS]]>> {
     let slot = || std::array::from_fn(|_| atomic::AtomicU64::new(0));

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
 use crate::configuration::{Configuration, DeviceKind, collect_policy_name};
+use crate::interpreter::stacks;
 use crate::runtime::{self, Runtime, region_order_name, runtime};
 use crate::{interpreter, torch_abi};
 
@@ -32,6 +33,9 @@ fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let warn_bytes = configuration.cycle_warning_bytes;
     interpreter::cycles::record(configuration.cycles || warn_bytes.is_some(), warn_bytes);
     let total = configuration.device_memory_bytes;
+    if configuration.history_entries > 0 {
+        stacks::enable(py)?;
+    }
     Runtime::publish(configuration, gate).map_err(|error| {
         value_error(format!("TORCH_SPYRE_ALLOC_CONF: device_memory of {total} bytes: {error}"))
     })?;

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::{device, runtime_error, value_error};
+use crate::interpreter::stacks;
 
 /// Begins or changes the recording of a device's events. `scope` says which events get a stack: `"state"`, `"alloc"` or
 /// `"all"`; None for none at all, live blocks included.
@@ -32,9 +33,12 @@ pub(crate) fn record_history(
             value_error(format!("skip_actions: unknown action {action:?}; expected one of {ACTIONS}"))
         })
     })?;
+    if scope.is_some() {
+        stacks::enable(py)?;
+    }
     let options = HistoryOptions {
         max_entries,
-        sites: None,
+        sites: scope.is_some().then(stacks::sites),
         scope: match scope {
             Some("all") => SiteScope::All,
             Some("alloc") => SiteScope::Allocations,
@@ -267,6 +271,13 @@ impl<'py> Writer<'py> {
             return Ok(frames.clone());
         }
         let frames = PyList::empty(self.py);
+        for frame in stacks::frames(site) {
+            let dict = PyDict::new(self.py);
+            dict.set_item("filename", &*frame.filename)?;
+            dict.set_item("line", frame.line)?;
+            dict.set_item("name", &*frame.name)?;
+            frames.append(dict)?;
+        }
         self.frames.insert(site, frames.clone());
         Ok(frames)
     }
