@@ -21,6 +21,8 @@ from torch_spyre._cycle_report import (
     reset_cycle_report,
 )
 from torch_spyre._cycles import CycleWarning
+from torch_spyre._held import TracebackHolding
+from torch_spyre._held_report import HeldReport, Holder, held_report
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre._memory_history import _dump_snapshot as _dump_snapshot
@@ -41,10 +43,14 @@ __all__ = [
     "CycleHolder",
     "CycleReport",
     "CycleWarning",
+    "HeldReport",
+    "Holder",
     "OutOfMemoryError",
+    "TracebackHolding",
     "cycle_report",
     "empty_cache",
     "get_pressure_policy",
+    "held_report",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
