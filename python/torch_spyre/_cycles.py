@@ -180,7 +180,7 @@ def explain(
     found: dict[int, tuple[int, int]] = {}
     uses: collections.Counter[int] = collections.Counter()
     for number in tensors:
-        storage = _storage(objects[number])
+        storage = storage_of(objects[number])
         if storage is None:
             continue
         implementation, address, device = storage
@@ -195,7 +195,7 @@ def explain(
     return storages, holders.described(made), made.objects
 
 
-def _storage(tensor: Any) -> tuple[int, int, int] | None:
+def storage_of(tensor: Any) -> tuple[int, int, int] | None:
     """The storage of a tensor: its C++ object, its address and its device; None if it has none on a device of ours."""
     try:
         address = _TORCH._data_address(tensor)

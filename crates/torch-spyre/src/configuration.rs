@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flex::RegionOrder;
 use flex::gate::{CollectPolicy, PolicySettings};
+use flex::history::MAX_ENTRIES;
 
 /// The allocator's settings, in the style of `PYTORCH_CUDA_ALLOC_CONF`.
 const ALLOC_CONF: &str = "TORCH_SPYRE_ALLOC_CONF";
@@ -39,6 +40,8 @@ pub(crate) struct Configuration {
     pub(crate) policy: PolicySettings,
     pub(crate) region_order: RegionOrder,
     pub(crate) poison: bool,
+    /// Events kept from the start; 0 for no history.
+    pub(crate) history_entries: u64,
     pub(crate) cycles: bool,
     pub(crate) cycle_warning_bytes: Option<u64>,
     pub(crate) kind: DeviceKind,
@@ -55,6 +58,7 @@ impl Default for Configuration {
             policy: PolicySettings::default(),
             region_order: RegionOrder::default(),
             poison: false,
+            history_entries: 0,
             cycles: false,
             cycle_warning_bytes: None,
             kind: DeviceKind::Sim,
@@ -156,9 +160,7 @@ impl Configuration {
                     _ => return bad("region_order:most_free or region_order:least_free"),
                 }
             }
-            // Recording events is not part of this version; accepting a number would promise it.
-            "history" if value == "0" => {}
-            "history" => return bad("history:0 (this version records no events)"),
+            "history" => self.history_entries = number(ALLOC_CONF, item, value, 0, MAX_ENTRIES.into())?,
             _ => return bad(KEYS),
         }
         Ok(())

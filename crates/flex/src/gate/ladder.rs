@@ -91,7 +91,7 @@ enum Step {
 
 impl<'a> Climb<'a> {
     fn start(gate: &'a Gate, guard: &mut AllocatorGuard<'_>) -> Result<Self, Forked> {
-        let counters = Arc::clone(guard.counters());
+        let (counters, history) = (Arc::clone(guard.counters()), Arc::clone(guard.history()));
         let (reclaimed_at_start, freed_at_start) = (counters.reclaimed(), counters.collection_freed());
         let policy = gate.policy();
         let deadline = deadline_in(policy.timeout);
@@ -100,7 +100,7 @@ impl<'a> Climb<'a> {
         let grant = gate.grant();
         let waker = Some(Waker::from(Arc::clone(&grant)));
         let interrupted = Arc::new(AtomicBool::new(false));
-        let petition = Petition { entry, deadline, respect_disable, counters, grant, interrupted };
+        let petition = Petition { entry, deadline, respect_disable, counters, history, grant, interrupted };
         Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
