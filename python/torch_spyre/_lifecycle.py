@@ -69,6 +69,13 @@ def _load() -> None:
     else:
         atexit.register(_shutdown)
         _core = loaded
+        _name_cycles()
+
+
+def _name_cycles() -> None:
+    from torch_spyre import _cycles  # Uses core().
+
+    _cycles.install()
 
 
 def _shutdown() -> None:

@@ -12,6 +12,15 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torch_spyre._cycle_report import (
+    CycleCollection,
+    CycleHolder,
+    CycleReport,
+    cycle_report,
+    record_cycles,
+    reset_cycle_report,
+)
+from torch_spyre._cycles import CycleWarning
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre._memory_history import _dump_snapshot as _dump_snapshot
@@ -28,7 +37,12 @@ _MAX_TIMEOUT_MS = 365 * 24 * 3600 * 1000  # A year, as for gc_timeout_ms in the 
 _GC_POLICIES = ("always", "respect_disable", "off")
 
 __all__ = [
+    "CycleCollection",
+    "CycleHolder",
+    "CycleReport",
+    "CycleWarning",
     "OutOfMemoryError",
+    "cycle_report",
     "empty_cache",
     "get_pressure_policy",
     "max_memory_allocated",
@@ -41,8 +55,10 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "pressure_stats",
+    "record_cycles",
     "register_pressure_hook",
     "reset_accumulated_memory_stats",
+    "reset_cycle_report",
     "reset_peak_memory_stats",
     "reset_pressure_stats",
     "set_per_process_memory_fraction",

@@ -16,8 +16,7 @@ const MAX_REGIONS: &str = "FLEX_MAX_REGIONS";
 const DOMAINS: &str = "FLEX_NUM_MEMORY_DOMAINS";
 const DEBUG: &str = "TORCH_SPYRE_ALLOC_DEBUG";
 
-const KEYS: &str =
-    "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison";
+const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison, cycles, cycle_warning";
 
 /// The most devices a process may have: a device number is one byte of a tensor's context.
 pub(crate) const MAX_DEVICES: u64 = 64;
@@ -43,6 +42,8 @@ pub(crate) struct Configuration {
     pub(crate) poison: bool,
     /// Events kept from the start; 0 for no history.
     pub(crate) history_entries: u64,
+    pub(crate) cycles: bool,
+    pub(crate) cycle_warning_bytes: Option<u64>,
     pub(crate) kind: DeviceKind,
     pub(crate) max_regions: u32,
     pub(crate) domain_count: u32,
@@ -58,6 +59,8 @@ impl Default for Configuration {
             region_order: RegionOrder::default(),
             poison: false,
             history_entries: 0,
+            cycles: false,
+            cycle_warning_bytes: None,
             kind: DeviceKind::Sim,
             max_regions: 7,
             domain_count: 1,
@@ -145,6 +148,11 @@ impl Configuration {
             }
             "escalate" => self.policy.escalate = boolean(item, value)?,
             "poison" => self.poison = boolean(item, value)?,
+            "cycles" => self.cycles = boolean(item, value)?,
+            "cycle_warning" => match size_bytes(value) {
+                Some(bytes) => self.cycle_warning_bytes = Some(bytes),
+                None => return bad("a size of at least 128 bytes, such as 64MiB"),
+            },
             "region_order" => {
                 self.region_order = match value {
                     "most_free" => RegionOrder::MostFree,

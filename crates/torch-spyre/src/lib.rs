@@ -33,6 +33,11 @@ mod _C {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::bindings::cycles::{
+        cycle_ledger, find_dead_cycles, record_cycles, recording_cycles, reset_cycle_ledger,
+        set_cycle_explainer,
+    };
+    #[pymodule_export]
     use crate::bindings::device::{
         configuration, current_device, device_count, device_properties, ensure_ready, initialize,
         is_in_bad_fork, set_device, shutdown,
@@ -49,6 +54,8 @@ mod _C {
         get_pressure_policy, pressure_stats, register_pressure_hook, remove_pressure_hook,
         reset_pressure_stats, set_pressure_policy,
     };
+    #[pymodule_export]
+    use crate::interpreter::cycles::Garbage;
     #[pymodule_export]
     use crate::interpreter::hook::PressureEvent;
     #[pymodule_export]

@@ -83,6 +83,9 @@ fn hints(text: &mut String, error: &OutOfMemory) {
     if reclaim.timed_out {
         text.push_str(" A collection timed out; see gc_timeout_ms in TORCH_SPYRE_ALLOC_CONF.");
     }
+    if let Some(dead_cycles) = &reclaim.hints.dead_cycles {
+        let _ = write!(text, " {dead_cycles}");
+    }
     if reclaim.hints.frozen_objects {
         text.push_str(" Objects frozen by gc.freeze() are never collected; see gc.unfreeze().");
     }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 pub use census::Census;
 pub use hooks::{HookEvent, HookId, HookOutcome, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
-pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
+pub use reclaimer::{Collected, Entry, FailedRequest, Generation, Reclaimer, ThreadToken};
 
 use flight::{Flight, Landing};
 use hooks::Hooks;

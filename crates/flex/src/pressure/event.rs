@@ -98,7 +98,7 @@ impl<'g, 'a> Event<'g, 'a> {
     /// region, that is the error.
     fn end(mut self, reported: &mut Option<ReclaimReport>) -> Result<Chunks, FlexError> {
         let served = self.guard.search(&mut self.request)?;
-        *reported = Some(self.request.report);
+        *reported = Some(self.request.report.clone());
         if served && let Some(chunks) = self.request.granted.take() {
             self.rescued = true;
             return Ok(chunks);
@@ -178,7 +178,7 @@ pub(crate) fn out_of_memory(
         domains: request.placement.domains.clone(),
         memory_type: request.placement.memory_type,
         possible,
-        reclaim: request.report,
+        reclaim: request.report.clone(),
     })))
 }
 

@@ -30,6 +30,8 @@ pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
 fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let configuration = Configuration::from_environment().map_err(value_error)?;
     let gate = interpreter::new_gate(py, configuration.policy)?;
+    let warn_bytes = configuration.cycle_warning_bytes;
+    interpreter::cycles::record(configuration.cycles || warn_bytes.is_some(), warn_bytes);
     let total = configuration.device_memory_bytes;
     if configuration.history_entries > 0 {
         stacks::enable(py)?;
@@ -67,6 +69,8 @@ pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("region_order", region_order_name(configuration.region_order))?;
     dict.set_item("history", configuration.history_entries)?;
     dict.set_item("poison", configuration.poison)?;
+    dict.set_item("cycles", configuration.cycles)?;
+    dict.set_item("cycle_warning", configuration.cycle_warning_bytes)?;
     dict.set_item("device", kind_name(configuration.kind))?;
     dict.set_item("max_regions", configuration.max_regions)?;
     dict.set_item("memory_domains", configuration.domain_count)?;
@@ -135,6 +139,7 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
     py.detach(interpreter::stacks::close);
+    interpreter::cycles::record(false, None);
     if let Some(runtime) = runtime() {
         py.detach(|| runtime.gate.close());
     }

@@ -1,5 +1,6 @@
 //! The Python face of the extension module, by area.
 
+pub(crate) mod cycles;
 pub(crate) mod device;
 pub(crate) mod flex_core;
 pub(crate) mod history;

@@ -4,6 +4,7 @@
 //! the Python stack of a thread. No lock: every
 //! call that attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
 
+pub(crate) mod cycles;
 mod ffi;
 pub(crate) mod hook;
 mod observer;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use flex::Unlocked;
 use flex::fork::is_forked;
-use flex::gate::{Collected, Entry, Gate, Generation, PolicySettings, Reclaimer, ThreadToken};
+use flex::gate::{Collected, Entry, FailedRequest, Gate, Generation, PolicySettings, Reclaimer, ThreadToken};
 use flex::pressure::collecting::{self, Gaps, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use pyo3::exceptions::PyImportError;
@@ -71,6 +72,7 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
         observer: Observer::install(py)?,
         free_threaded: is_free_threaded(py)?,
     };
+    cycles::install(py, reclaimer.free_threaded)?;
     let gate = Gate::new(Arc::new(reclaimer), settings);
     observer::notify(&gate);
     Ok(gate)
@@ -167,7 +169,9 @@ impl Reclaimer for PythonReclaimer {
 
     fn collect(&self, _proof: &Unlocked<'_>, generation: Generation) -> Collected {
         let pending = PendingException::take();
-        self.observer.ensure_installed();
+        if self.observer.ensure_installed() {
+            cycles::repair();
+        }
         let (starts, stops) = observer::seen_here();
         let arguments = match generation {
             Generation::Young => &self.young,
@@ -185,6 +189,9 @@ impl Reclaimer for PythonReclaimer {
         let (starts_now, stops_now) = observer::seen_here();
         // One that began here ended here. Its end may be unseen because Python code in its middle removed our entry.
         let ended_here = stops_now > stops || self.observer.ensure_installed();
+        if stops_now == stops && ended_here {
+            cycles::repair();
+        }
         pending.restore();
         let ran = starts_now > starts && ended_here;
         let objects = match ended {
@@ -198,18 +205,19 @@ impl Reclaimer for PythonReclaimer {
         ffi::collector_enabled()
     }
 
-    fn hints(&self, _proof: &Unlocked<'_>, thread_ident: u64) -> Hints {
+    fn hints(&self, _proof: &Unlocked<'_>, failed: &FailedRequest) -> Hints {
         let pending = PendingException::take();
         // SAFETY: the reclaimer's contract: the calling thread is attached.
         let py = unsafe { Python::assume_attached() };
         // SAFETY: attached; the function is alive, and the result is a new reference.
         let handled =
             unsafe { Bound::from_owned_ptr_or_opt(py, ffi::list_threads(self.current_exceptions.as_ptr())) };
-        let ended = match (thread_ident, handled).into_pyobject(py) {
+        let ended = match (failed.thread_ident, handled).into_pyobject(py) {
             // SAFETY: attached; both objects are live.
             Ok(arguments) => unsafe { ffi::call_for_integer(self.hints.as_ptr(), arguments.as_ptr()) },
             Err(_) => Ended::Raised,
         };
+        let dead_cycles = if failed.may_have_garbage { cycles::dead::hint(py, failed.device) } else { None };
         if !is_forked() {
             pending.restore();
         }
@@ -221,7 +229,11 @@ impl Reclaimer for PythonReclaimer {
             }
             Ended::Raised | Ended::Forked => 0,
         };
-        Hints { frozen_objects: bits & FROZEN_OBJECTS != 0, live_traceback: bits & LIVE_TRACEBACK != 0 }
+        Hints {
+            frozen_objects: bits & FROZEN_OBJECTS != 0,
+            live_traceback: bits & LIVE_TRACEBACK != 0,
+            dead_cycles,
+        }
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {

@@ -1,0 +1,252 @@
+//! `flexmem info`: the answers as text, the most wanted first.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use super::text::{Lines, count, duration, number, percent, size};
+use super::{Common, open, print_json};
+use crate::info::answers::{Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo};
+use crate::info::{Options, info};
+
+/// Answer the first questions about a memory file.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// How much memory a device has, such as 24GiB: figures above it are flagged
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
+    device_memory: Option<u64>,
+    /// How many entries lists have
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut trace = open(&arguments.common.file)?;
+    let options = Options { device_memory_bytes: arguments.device_memory, top: arguments.top };
+    let info = info(&mut trace, &options)?;
+    if arguments.common.json {
+        print_json(&info)?;
+    } else {
+        io::stdout().write_all(as_text(&info).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_text(info: &Info) -> String {
+    let mut lines = Lines::default();
+    let devices = count(info.devices.len() as u64, "device");
+    lines.plain(format_args!("{}: {}, {devices}", info.source.name, info.source.kind));
+    let on = info.settings_on();
+    if !on.is_empty() {
+        lines.plain(format_args!("settings on: {}", on.join(", ")));
+    }
+    let (busy, idle): (Vec<_>, Vec<_>) =
+        info.devices.iter().partition(|device| device.busy_bytes() > 0 || device.memory.is_some());
+    for device in busy {
+        lines.plain("");
+        describe(device, &mut lines);
+    }
+    if !idle.is_empty() {
+        let numbers: Vec<_> = idle.iter().map(|device| device.device.to_string()).collect();
+        lines.plain(format_args!("\nnothing happened on device {}", numbers.join(", ")));
+    }
+    if !info.advice.is_empty() {
+        lines.plain("");
+    }
+    for advice in &info.advice {
+        lines.plain(format_args!("→ {advice}"));
+    }
+    lines.into_text()
+}
+
+fn describe(device: &DeviceInfo, lines: &mut Lines) {
+    let name = device.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+    let capacity = device.capacity_bytes.map(|bytes| format!(", {}", size(bytes))).unwrap_or_default();
+    lines.plain(format_args!("device {}{name}{capacity}", device.device));
+    for impossible in &device.impossible {
+        lines.add("impossible", impossible);
+    }
+    for failure in &device.out_of_memory {
+        out_of_memory(failure, device, lines);
+    }
+    history(device, lines);
+    if let Some(peak) = &device.peak {
+        let at_least = if peak.is_lower_bound { "at least " } else { "" };
+        let reserved = peak.reserved_bytes.map(|bytes| format!(", {} reserved then", size(bytes)));
+        let when = if peak.at_event == 0 {
+            "before recording began".to_owned()
+        } else {
+            format!("at event {}", number(peak.at_event))
+        };
+        lines.add(
+            "peak",
+            format_args!("{at_least}{} live, {when}{}", size(peak.live_bytes), reserved.unwrap_or_default()),
+        );
+        lines.holders("  held by", &peak.holders);
+    }
+    course(&device.course, lines);
+    if device.pressure.events > 0 {
+        let pressure = device.pressure;
+        lines.add(
+            "pressure",
+            format_args!(
+                "{}, {} rescued, {} reclaimed in {}",
+                count(pressure.events, "event"),
+                number(pressure.rescued),
+                size(pressure.reclaimed_bytes),
+                duration(pressure.duration_ns)
+            ),
+        );
+    }
+    if let Some(memory) = &device.memory {
+        state(memory, lines);
+    }
+    lines.holders("held by", &device.holders);
+}
+
+fn out_of_memory(failure: &OutOfMemoryInfo, device: &DeviceInfo, lines: &mut Lines) {
+    let free = failure.device_free_bytes.map(|bytes| format!(", {} free", size(bytes))).unwrap_or_default();
+    let (requested, event) = (size(failure.requested_bytes), number(failure.at_event));
+    lines.add("out of memory", format_args!("tried {requested}{free}, at event {event}"));
+    let at_least = if device.history.state == HistoryState::Whole { "" } else { "at least " };
+    let live = format!("{at_least}{} live", size(failure.live_bytes));
+    let cached = failure.cached_bytes.map(|bytes| format!(", {} cached", size(bytes))).unwrap_or_default();
+    lines.add("", format_args!("{live}{cached}"));
+    match failure.missing_bytes {
+        Some(0) => {
+            lines.add("", "what was free and cached would have been enough, in one piece: fragmentation")
+        }
+        Some(missing) => {
+            lines.add("", format_args!("{} more were needed, with an empty cache too", size(missing)))
+        }
+        None => {}
+    }
+    if let Some(site) = &failure.site {
+        lines.add("", format_args!("asked for by {site}"));
+    }
+}
+
+fn history(device: &DeviceInfo, lines: &mut Lines) {
+    let history = &device.history;
+    let counts = &device.events;
+    let span = history
+        .duration_ns
+        .filter(|&ns| ns > 0)
+        .map(|ns| format!(" over {}", duration(ns)))
+        .unwrap_or_default();
+    let events =
+        format!("{}, {}{span}", count(counts.allocations, "allocation"), count(counts.frees, "free"));
+    match history.state {
+        HistoryState::NeverOn => lines.add("history", "never on: only the state at the end is known"),
+        HistoryState::OwnersOnly => lines.add("history", "of each block alone: who has it, and no events"),
+        HistoryState::Whole => lines.add("history", format_args!("whole: {events}")),
+        HistoryState::Truncated => {
+            lines.add("history", format_args!("truncated: {events}"));
+            let (blocks, bytes) = (count(history.baseline_blocks, "block"), size(history.baseline_bytes));
+            lines.add(
+                "",
+                format_args!(
+                    "live before: {blocks} of {bytes}, {} of them freed",
+                    number(history.baseline_freed)
+                ),
+            );
+        }
+    }
+    if history.contradictions > 0 {
+        lines.add("", format_args!("{} that do not fit the others", count(history.contradictions, "event")));
+    }
+    if history.lost_events > 0 {
+        lines.add("", format_args!("{} were lost", count(history.lost_events, "event")));
+    }
+    if history.lost_unknown {
+        lines.add("", "events are missing, nobody knows how many");
+    }
+}
+
+fn course(course: &Course, lines: &mut Lines) {
+    let by = |site: &Option<String>| site.as_ref().map(|site| format!(", by {site}")).unwrap_or_default();
+    match course {
+        Course::Unknown => {}
+        Course::Steady => lines.add("course", "steady: up and down around the same level"),
+        Course::OneBigStep { size_bytes, rise_bytes, site } => lines.add(
+            "course",
+            format_args!(
+                "one big step: {}, where all else rose to {}{}",
+                size(*size_bytes),
+                size(*rise_bytes),
+                by(site)
+            ),
+        ),
+        Course::Growing { from_bytes, to_bytes, sites } => {
+            lines.add(
+                "course",
+                format_args!(
+                    "growing: what stays live went from {} to {}",
+                    size(*from_bytes),
+                    size(*to_bytes)
+                ),
+            );
+            lines.holders("  kept by", sites);
+        }
+        Course::GrowingCache { from_bytes, to_bytes } => lines.add(
+            "course",
+            format_args!(
+                "growing cache: what is reserved and not live went from {} to {}",
+                size(*from_bytes),
+                size(*to_bytes)
+            ),
+        ),
+    }
+}
+
+fn state(memory: &MemoryInfo, lines: &mut Lines) {
+    let (reserved, active, cached) = (memory.reserved_bytes, memory.active_bytes, memory.cached_bytes);
+    let segments = count(memory.segments, "segment");
+    lines.add(
+        "at the end",
+        format_args!("{} reserved in {segments}, {} of it active", size(reserved), percent(active, reserved)),
+    );
+    lines.add("", format_args!("= {} active + {} cached", size(active), size(cached)));
+    if memory.active_bytes > memory.allocated_bytes {
+        let pending = memory.active_bytes - memory.allocated_bytes;
+        lines.add("", format_args!("active: {} of it are freed, and wait for a stream", size(pending)));
+    }
+    let waste = memory.allocated_bytes.saturating_sub(memory.requested_bytes);
+    if waste > active / 100 {
+        lines.add("", format_args!("active: {} of it are rounding", size(waste)));
+    }
+    if cached > 0 {
+        lines.add(
+            "",
+            format_args!(
+                "cached: {} in empty segments, {} between live blocks, largest hole {}",
+                size(memory.releasable_bytes),
+                size(memory.stuck_bytes),
+                size(memory.largest_hole_bytes)
+            ),
+        );
+    }
+    for pool in &memory.private_pools {
+        let (first, second) = pool.pool;
+        lines.add(
+            "",
+            format_args!(
+                "private pool {first}, {second}: {} of {} active",
+                size(pool.active_bytes),
+                size(pool.reserved_bytes)
+            ),
+        );
+    }
+    for (index, segment) in memory.pinned.iter().enumerate() {
+        let label = if index == 0 { "pinned" } else { "" };
+        let blocks = segment.holders.iter().map(|holder| holder.blocks).sum();
+        let holder = segment.holders.first().and_then(|holder| holder.site.clone());
+        let holder = holder.map(|site| format!(", first {site}")).unwrap_or_default();
+        let (free, active) = (size(segment.free_bytes), size(segment.active_bytes));
+        lines.add(
+            label,
+            format_args!("{free:>11} free, kept by {active} in {}{holder}", count(blocks, "block")),
+        );
+    }
+}

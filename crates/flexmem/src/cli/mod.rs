@@ -1,0 +1,117 @@
+//! The command `flexmem`: arguments, output, exit status.
+//!
+//! - `text`: sizes and tables for people; `progress`: the bar on long work.
+//! - one file for each subcommand.
+
+mod import;
+mod info;
+mod progress;
+mod size;
+mod text;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::TraceFile;
+use crate::import::ImportError;
+
+/// Says where the memory of a device went, from the files that PyTorch and others write.
+///
+/// FILE is a snapshot of PyTorch (torch.cuda.memory._dump_snapshot), the viewer's saved page, a chrome trace of its
+/// profiler recorded with profile_memory=True, a log of RMM, a table of MiniMalloc, or a trace that `flexmem import`
+/// wrote. Nothing in a file is ever run.
+#[derive(Debug, Parser)]
+#[command(name = "flexmem", version, after_help = EXIT_STATUS, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or is not what it should be; 2 wrong \
+                           arguments; 3 the memory given does not serve the trace (replay, plan).";
+
+/// A file could not be read, or is not what it should be.
+const FAILED: u8 = 1;
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Turn a memory file into a trace
+    Import(import::Arguments),
+    /// Answer the first questions: is it whole, who held the memory, what ran out and why
+    Info(info::Arguments),
+    /// Print completions for a shell
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the command with the arguments, the program's name first.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are errors too, to clap; a closed pipe is nobody's fault.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(&arguments.command) {
+        Ok(status) => status,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flexmem: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Import(arguments) => import::run(arguments),
+        Command::Info(arguments) => info::run(arguments),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Arguments::command(), "flexmem", &mut script);
+            io::stdout().write_all(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Whoever reads the output has seen enough, as `head` does.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let is_broken = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
+}
+
+/// Reads a memory file, with a bar on long work. `-` is the standard input.
+fn open(path: &Path) -> anyhow::Result<TraceFile> {
+    let named = |error: ImportError| anyhow::Error::new(error).context(path.display().to_string());
+    if path == Path::new("-") {
+        return TraceFile::import(io::stdin().lock(), "-").map_err(named);
+    }
+    let input = progress::open(path).map_err(|error| named(error.into()))?;
+    TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
+}
+
+/// What the subcommands share.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// The memory file; `-` for the standard input
+    file: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints a value as JSON.
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut output = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut output, value)?;
+    Ok(writeln!(output)?)
+}

@@ -1,0 +1,100 @@
+//! Figures and lists for people.
+
+use std::fmt::{self, Write as _};
+
+use humansize::{BINARY, FormatSizeOptions, format_size};
+
+use crate::info::answers::Holder;
+
+/// A size, as people say it: `1.50 GiB`.
+pub(super) fn size(bytes: u64) -> String {
+    format_size(bytes, FormatSizeOptions::from(BINARY).decimal_zeroes(if bytes < 1024 { 0 } else { 2 }))
+}
+
+/// A number with commas.
+pub(super) fn number(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 block`, `2 blocks`.
+pub(super) fn count(value: u64, what: &str) -> String {
+    format!("{} {what}{}", number(value), if value == 1 { "" } else { "s" })
+}
+
+/// A share in percent.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+/// A time span.
+pub(super) fn duration(ns: u64) -> String {
+    let seconds = ns as f64 / 1e9;
+    match seconds {
+        0.0..0.001 => format!("{:.0} µs", seconds * 1e6),
+        0.001..1.0 => format!("{:.0} ms", seconds * 1e3),
+        1.0..600.0 => format!("{seconds:.1} s"),
+        _ => format!("{:.0} min", seconds / 60.0),
+    }
+}
+
+/// Lines with a label each, aligned; lines without one belong to the label above.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    text: String,
+}
+
+const LABEL_WIDTH: usize = 15;
+
+impl Lines {
+    pub(super) fn plain(&mut self, text: impl fmt::Display) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.text, "{text}");
+    }
+
+    pub(super) fn add(&mut self, label: &str, text: impl fmt::Display) {
+        let _ = writeln!(self.text, "  {label:<LABEL_WIDTH$}{text}");
+    }
+
+    /// Who holds memory, the largest first.
+    pub(super) fn holders(&mut self, label: &str, holders: &[Holder]) {
+        for (index, holder) in holders.iter().enumerate() {
+            let site = holder.site.as_deref().unwrap_or("(no stack recorded)");
+            let label = if index == 0 { label } else { "" };
+            let (bytes, blocks) = (size(holder.bytes), count(holder.blocks, "block"));
+            self.add(label, format_args!("{bytes:>11}  {blocks:>12}  {site}"));
+        }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_read_well() {
+        assert_eq!((size(0), size(512), size(1536)), ("0 B".into(), "512 B".into(), "1.50 KiB".into()));
+        assert_eq!(size(5_308_694_528), "4.94 GiB");
+        assert_eq!(
+            (number(1), number(1234), number(1_234_567)),
+            ("1".into(), "1,234".into(), "1,234,567".into())
+        );
+        assert_eq!((count(1, "block"), count(2, "block")), ("1 block".into(), "2 blocks".into()));
+        assert_eq!(percent(1, 3), "33 %");
+        assert_eq!(
+            (duration(2_000), duration(5_000_000), duration(1_500_000_000)),
+            ("2 µs".into(), "5 ms".into(), "1.5 s".into())
+        );
+    }
+}

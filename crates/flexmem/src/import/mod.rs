@@ -1,0 +1,109 @@
+//! Files of other tools as traces.
+//!
+//! [`import`] looks at the beginning of a file, and hands it to who knows its kind. A file that none knows gets an error
+//! that says what it is. Nothing in a file is ever run.
+//!
+//! - [`kind`]: what a file is, by its first bytes.
+//! - [`pickle`], [`pytorch`]: snapshots of PyTorch; [`page`]: those in a saved page of its viewer.
+//! - [`rmm`], [`minimalloc`], [`chrome`]: logs of others.
+
+mod bytes;
+mod chrome;
+mod kind;
+mod lives;
+mod minimalloc;
+mod page;
+mod pickle;
+mod pytorch;
+mod rmm;
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, Read, Write};
+
+use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError, Writer};
+
+pub use kind::Kind;
+pub use pickle::{Fault, PickleError};
+
+/// Why a file could not be imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The file is of no kind that can be imported.
+    #[error(
+        "{0}; expected a snapshot of PyTorch (a pickle, or the viewer's saved page), a log of RMM, a table of \
+         MiniMalloc, a trace of PyTorch's profiler, or a trace of flexmem"
+    )]
+    Unknown(&'static str),
+    /// The pickle is broken, is not a snapshot, or asks for more than plain data.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
+    /// A line of a text file is not what it should be.
+    #[error("line {line}: {fault}")]
+    Line {
+        /// Counted from 1.
+        line: u64,
+        /// What was expected, and found.
+        fault: String,
+    },
+    /// A file of JSON is broken, or not what is needed.
+    #[error("{0}")]
+    Json(String),
+    /// The trace is broken.
+    #[error(transparent)]
+    Trace(#[from] ReadError),
+    /// The trace could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The file could not be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Reads a file of any kind and writes it as a trace, without ending that. `name` is what the trace says that it comes
+/// from. Returns what the file was.
+///
+/// # Errors
+///
+/// [`ImportError`]. What was written until then is worth nothing.
+pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -> Result<Kind, ImportError> {
+    let mut input = BufReader::with_capacity(kind::LOOK_BYTES, input);
+    let kind = Kind::of(look(&mut input)?);
+    match kind {
+        Kind::Pickle => pytorch::import(input, name, writer)?,
+        Kind::Page => pytorch::import(page::pickle(input)?, name, writer)?,
+        Kind::Rmm => rmm::import(input, name, writer)?,
+        Kind::MiniMalloc => minimalloc::import(input, name, writer)?,
+        Kind::Json => chrome::import(input, name, writer)?,
+        Kind::Trace => copy(input, writer)?,
+        Kind::Other(what) => return Err(ImportError::Unknown(what)),
+    }
+    Ok(kind)
+}
+
+/// The beginning of a file, which stays unread. A pipe may give it in pieces.
+fn look<R: Read>(input: &mut BufReader<R>) -> io::Result<&[u8]> {
+    // One read is enough for a file, and for all that is told apart by a few bytes.
+    input.fill_buf()
+}
+
+/// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has events
+/// missing at its end.
+fn copy<R: Read, W: Write>(input: R, writer: &mut Writer<W>) -> Result<(), ImportError> {
+    let mut reader = Reader::new(input)?;
+    let mut devices = BTreeSet::from([0]);
+    while let Some(record) = reader.next()? {
+        match record {
+            Record::End { .. } => continue,
+            Record::Device(device) => drop(devices.insert(device.device)),
+            _ => {}
+        }
+        writer.write(&record)?;
+    }
+    if reader.progress() != Progress::Finished {
+        for device in devices {
+            writer.write(&Record::Event(Event::new(device, Action::Lost { events: 0 })))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,396 @@
+//! Recognises what a snapshot consists of, while the pickle is read: frames, events, blocks, segments.
+//!
+//! Each becomes something small: a frame and a stack a number, since most are there many times; an event goes on to its
+//! device's timeline when the list of that device takes it. What is not recognised stays as it is.
+
+use flex_trace::record::BlockState;
+use foldhash::fast::RandomState;
+use indexmap::IndexSet;
+
+use super::keys::{self, Entries};
+use super::timeline::Timelines;
+use crate::import::pickle::{Fault, Heap, Object, Place, Text, Value, Visitor};
+
+/// What dicts become.
+mod kind {
+    pub(super) const FRAME: u8 = 0;
+    pub(super) const STACK: u8 = 1;
+    pub(super) const EVENT: u8 = 2;
+    pub(super) const BLOCK: u8 = 3;
+    pub(super) const SEGMENT: u8 = 4;
+    pub(super) const OWNER: u8 = 5;
+    pub(super) const ANNOTATION: u8 = 6;
+}
+
+/// The longest stack that is kept; deeper frames are left out.
+const MAX_FRAMES: usize = 4096;
+
+/// A line of a stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Frame {
+    pub(super) function: Text,
+    pub(super) file: Text,
+    pub(super) line: u32,
+}
+
+/// An entry of a device's trace.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawEvent {
+    pub(super) action: Text,
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) stream: u64,
+    pub(super) time_ns: Option<u64>,
+    pub(super) device_free_bytes: Option<u64>,
+    pub(super) stack: Option<u32>,
+}
+
+/// A span of a segment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    pub(super) address: Option<u64>,
+    pub(super) size_bytes: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) state: BlockState,
+    pub(super) stack: Option<u32>,
+}
+
+/// Memory taken from the device.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) device: u32,
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) stream: u64,
+    pub(super) pool: (u64, u64),
+    pub(super) small: bool,
+    pub(super) expandable: bool,
+    pub(super) allocated_bytes: Option<u64>,
+    pub(super) active_bytes: Option<u64>,
+    pub(super) stack: Option<u32>,
+    pub(super) blocks: Vec<Block>,
+}
+
+/// Who had a block, in snapshots of 2022: the newest entry of its history.
+#[derive(Debug, Clone, Copy)]
+struct Owner {
+    requested_bytes: u64,
+    stack: Option<u32>,
+}
+
+/// Something that the program said about itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Annotation {
+    pub(super) device: u32,
+    pub(super) name: Text,
+    pub(super) begins: bool,
+    pub(super) time_ns: Option<u64>,
+}
+
+/// Things that the pickle still refers to, by number; numbers are used again.
+#[derive(Debug)]
+struct Held<T>(Vec<Option<T>>, Vec<u32>);
+
+impl<T> Held<T> {
+    fn put(&mut self, kind: u8, item: T) -> Value {
+        let index = self.1.pop().unwrap_or_else(|| {
+            self.0.push(None);
+            (self.0.len() - 1) as u32
+        });
+        self.0[index as usize] = Some(item);
+        Value::Object(Object { kind, index })
+    }
+
+    fn take(&mut self, object: Object) -> Option<T> {
+        let item = self.0.get_mut(object.index as usize)?.take();
+        if item.is_some() {
+            self.1.push(object.index);
+        }
+        item
+    }
+}
+
+impl<T> Default for Held<T> {
+    fn default() -> Self {
+        Held(Vec::new(), Vec::new())
+    }
+}
+
+/// See the module's text.
+pub(super) struct Shapes<'t> {
+    pub(super) frames: IndexSet<Frame, RandomState>,
+    pub(super) stacks: IndexSet<Box<[u32]>, RandomState>,
+    pub(super) annotations: Vec<Annotation>,
+    timelines: &'t mut Timelines,
+    events: Held<RawEvent>,
+    blocks: Held<Block>,
+    segments: Held<Segment>,
+    owners: Held<Owner>,
+}
+
+impl<'t> Shapes<'t> {
+    pub(super) fn new(timelines: &'t mut Timelines) -> Self {
+        Shapes {
+            frames: IndexSet::default(),
+            stacks: IndexSet::default(),
+            annotations: Vec::new(),
+            timelines,
+            events: Held::default(),
+            blocks: Held::default(),
+            segments: Held::default(),
+            owners: Held::default(),
+        }
+    }
+
+    /// The segments in a list.
+    pub(super) fn take_segments(&mut self, items: &[Value]) -> Result<Vec<Segment>, Fault> {
+        let segment = |&value: &Value| match value {
+            Value::Object(object) if object.kind == kind::SEGMENT => {
+                self.segments.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+            }
+            other => Err(unlike("a segment with its blocks", other)),
+        };
+        items.iter().map(segment).collect()
+    }
+
+    /// Events that stayed in their list, since it was not clear whose it was.
+    pub(super) fn take_events(&mut self, device: usize, items: &[Value]) -> Result<(), Fault> {
+        for &value in items {
+            let Value::Object(object @ Object { kind: kind::EVENT, .. }) = value else {
+                return Err(unlike("an event", value));
+            };
+            let event = self.events.take(object).ok_or(Fault::Contents(TWICE.to_owned()))?;
+            self.timelines.event(device_number(device)?, &event)?;
+        }
+        Ok(())
+    }
+
+    /// A device that has a list of events, be it empty.
+    pub(super) fn know_device(&mut self, device: usize) -> Result<(), Fault> {
+        self.timelines.devices.entry(device_number(device)?).or_default();
+        Ok(())
+    }
+
+    fn frame(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
+        let line = entries.find(keys::LINE).and_then(Value::as_u64).unwrap_or(0);
+        let frame = Frame {
+            function: entries.text(keys::NAME)?,
+            file: entries.text(keys::FILENAME)?,
+            line: u32::try_from(line).unwrap_or(0),
+        };
+        let index = self.frames.insert_full(frame).0 as u32;
+        Ok(Value::Object(Object { kind: kind::FRAME, index }))
+    }
+
+    /// The stack of a dict: its list of frames, which becomes a number.
+    fn stack(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Option<u32>, Fault> {
+        let Some(value) = entries.find(keys::FRAMES) else { return Ok(None) };
+        match heap.current(value) {
+            Value::Object(Object { kind: kind::STACK, index }) => Ok(Some(index)),
+            Value::List(list) => {
+                let frames = heap.list(list)?;
+                if frames.is_empty() {
+                    return Ok(None);
+                }
+                let frames: Box<[u32]> = frames
+                    .iter()
+                    .take(MAX_FRAMES)
+                    .map(|&frame| frame_number(frame))
+                    .collect::<Result<_, _>>()?;
+                let index = self.stacks.insert_full(frames).0 as u32;
+                heap.replace(list, Value::Object(Object { kind: kind::STACK, index }), true);
+                Ok(Some(index))
+            }
+            other => Err(entries.wrong(keys::FRAMES, "a list of frames", other.kind())),
+        }
+    }
+
+    fn event(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
+        let action = entries.text(keys::ACTION)?;
+        let address = entries.optional(keys::ADDR)?;
+        if address.is_none() && action != keys::OOM {
+            return Err(entries.wrong(keys::ADDR, "an address", "nothing"));
+        }
+        let event = RawEvent {
+            action,
+            address: address.unwrap_or(0),
+            size_bytes: entries.number(keys::SIZE)?,
+            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
+            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
+            device_free_bytes: entries.optional(keys::DEVICE_FREE)?,
+            stack: self.stack(entries, heap)?,
+        };
+        Ok(self.events.put(kind::EVENT, event))
+    }
+
+    fn owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
+        let requested_bytes = entries.number(keys::REAL_SIZE)?;
+        let stack = self.stack(entries, heap)?;
+        Ok(self.owners.put(kind::OWNER, Owner { requested_bytes, stack }))
+    }
+
+    fn block(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
+        let state = match entries.text(keys::STATE)? {
+            keys::INACTIVE => BlockState::Free,
+            keys::ACTIVE_ALLOCATED => BlockState::Live,
+            keys::ACTIVE_PENDING_FREE | keys::ACTIVE_AWAITING_FREE => BlockState::PendingFree,
+            other => {
+                let expected = "one of inactive, active_allocated, active_pending_free, active_awaiting_free";
+                return Err(entries.wrong(keys::STATE, expected, heap.text(other)));
+            }
+        };
+        let size_bytes = entries.number(keys::SIZE)?;
+        let owner = self.newest_owner(entries, heap)?;
+        let requested_bytes = entries.optional(keys::REQUESTED_SIZE)?;
+        let block = Block {
+            address: entries.optional(keys::ADDRESS)?,
+            size_bytes,
+            requested_bytes: requested_bytes
+                .or(owner.map(|owner| owner.requested_bytes))
+                .unwrap_or(size_bytes),
+            state,
+            stack: self.stack(entries, heap)?.or(owner.and_then(|owner| owner.stack)),
+        };
+        Ok(self.blocks.put(kind::BLOCK, block))
+    }
+
+    fn newest_owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Option<Owner>, Fault> {
+        let Some(Value::List(list)) = entries.find(keys::HISTORY) else { return Ok(None) };
+        let mut newest = None;
+        for &value in heap.list(list)? {
+            let Value::Object(object @ Object { kind: kind::OWNER, .. }) = value else { continue };
+            let owner = self.owners.take(object);
+            newest = newest.or(owner);
+        }
+        heap.replace(list, Value::None, true);
+        Ok(newest)
+    }
+
+    fn segment(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
+        let blocks = match entries.find(keys::BLOCKS) {
+            Some(Value::List(list)) => {
+                let blocks = self.take_blocks(heap.list(list)?)?;
+                heap.replace(list, Value::None, true);
+                blocks
+            }
+            other => return Err(entries.wrong(keys::BLOCKS, "a list", other.map_or("nothing", Value::kind))),
+        };
+        let segment = Segment {
+            device: device_number(entries.number(keys::DEVICE)?)?,
+            address: entries.number(keys::ADDRESS)?,
+            size_bytes: entries.number(keys::TOTAL_SIZE)?,
+            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
+            pool: pool(entries, heap)?,
+            small: entries.find(keys::SEGMENT_TYPE) == Some(Value::Text(keys::SMALL)),
+            expandable: entries.flag(keys::IS_EXPANDABLE),
+            allocated_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
+            active_bytes: entries.optional(keys::ACTIVE_SIZE)?,
+            stack: self.stack(entries, heap)?,
+            blocks,
+        };
+        check(&segment)?;
+        Ok(self.segments.put(kind::SEGMENT, segment))
+    }
+
+    fn take_blocks(&mut self, items: &[Value]) -> Result<Vec<Block>, Fault> {
+        let block = |&value: &Value| match value {
+            Value::Object(object) if object.kind == kind::BLOCK => {
+                self.blocks.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+            }
+            other => Err(unlike("a block", other)),
+        };
+        items.iter().map(block).collect()
+    }
+
+    fn annotation(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
+        self.annotations.push(Annotation {
+            device: device_number(entries.optional(keys::DEVICE)?.unwrap_or(0))?,
+            name: entries.text(keys::NAME)?,
+            begins: entries.text(keys::STAGE)? == keys::START,
+            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
+        });
+        Ok(Value::Object(Object { kind: kind::ANNOTATION, index: 0 }))
+    }
+}
+
+impl Visitor for Shapes<'_> {
+    fn dict(&mut self, entries: &[(Value, Value)], heap: &mut Heap) -> Result<Option<Value>, Fault> {
+        let has = |key: Text| entries.iter().any(|&(found, _)| found == Value::Text(key));
+        let named = |what: &'static str| Entries { what, entries };
+        let value = if has(keys::FILENAME) {
+            self.frame(named("a frame"))
+        } else if has(keys::ACTION) {
+            self.event(named("an event"), heap)
+        } else if has(keys::TOTAL_SIZE) && has(keys::BLOCKS) {
+            self.segment(named("a segment"), heap)
+        } else if has(keys::STATE) && has(keys::SIZE) {
+            self.block(named("a block"), heap)
+        } else if has(keys::REAL_SIZE) {
+            self.owner(named("a block's history"), heap)
+        } else if has(keys::STAGE) && has(keys::NAME) {
+            self.annotation(named("an annotation"))
+        } else {
+            return Ok(None);
+        };
+        value.map(Some)
+    }
+
+    fn append(&mut self, place: &Place, items: &[Value]) -> Result<bool, Fault> {
+        let is_event = |value: &Value| matches!(value, Value::Object(Object { kind: kind::EVENT, .. }));
+        match (place.key, place.index) {
+            (Value::Text(keys::DEVICE_TRACES), Some(device)) if items.iter().all(is_event) => {
+                self.take_events(device, items)?;
+                Ok(true)
+            }
+            // They are kept apart.
+            (Value::Text(keys::EXTERNAL_ANNOTATIONS), None) => Ok(true),
+            _ => Ok(false),
+        }
+    }
+}
+
+const TWICE: &str = "the same event, block or segment stands in two places";
+
+fn unlike(expected: &str, found: Value) -> Fault {
+    Fault::Contents(format!("expected {expected}, found {}", found.kind()))
+}
+
+fn frame_number(value: Value) -> Result<u32, Fault> {
+    match value {
+        Value::Object(Object { kind: kind::FRAME, index }) => Ok(index),
+        other => Err(unlike("a frame", other)),
+    }
+}
+
+pub(super) fn device_number(number: impl TryInto<u32>) -> Result<u32, Fault> {
+    number.try_into().map_err(|_| Fault::Contents("expected the number of a device below 2^32".to_owned()))
+}
+
+/// A private pool: two numbers.
+fn pool(entries: Entries<'_>, heap: &Heap) -> Result<(u64, u64), Fault> {
+    let Some(Value::List(list)) = entries.find(keys::SEGMENT_POOL_ID) else { return Ok((0, 0)) };
+    match heap.list(list)? {
+        &[first, second] => Ok((first.as_u64().unwrap_or(0), second.as_u64().unwrap_or(0))),
+        _ => Ok((0, 0)),
+    }
+}
+
+/// Blocks lie one behind the other and fill their segment. Old snapshots give them no address.
+fn check(segment: &Segment) -> Result<(), Fault> {
+    let mut end = Some(segment.address);
+    for block in &segment.blocks {
+        if block.address.is_some() && block.address != end {
+            let fault = format!(
+                "the blocks of the segment at {:#x} do not lie one behind the other",
+                segment.address
+            );
+            return Err(Fault::Contents(fault));
+        }
+        end = end.and_then(|end| end.checked_add(block.size_bytes));
+    }
+    if end.is_none() || end != segment.address.checked_add(segment.size_bytes) {
+        let fault = format!("the blocks of the segment at {:#x} do not fill it", segment.address);
+        return Err(Fault::Contents(fault));
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! What happened on each device: events in their order, and the blocks that were live before the first of them.
+//!
+//! A recording may have begun in mid-life, or have lost its oldest events. What was live by then is found from both ends:
+//! a block that is freed without having been allocated was there before, and so was one that is live in the segments
+//! without having been allocated. These blocks are the *baseline*.
+//!
+//! Events go into frames of a trace at once: to memory, and to a temporary file if they are many. What is remembered of
+//! them is one entry for each address. A block is free when the free is completed, not when it is requested.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, Seek, SeekFrom};
+
+use flex_trace::record::BlockState;
+use flex_trace::{Action, Event, Record, StackId, StringId, Writer};
+use foldhash::fast::RandomState;
+use tempfile::SpooledTempFile;
+
+use super::keys;
+use super::shapes::{RawEvent, Segment};
+use crate::import::pickle::Fault;
+
+/// Frames of events up to this size stay in memory.
+const IN_MEMORY_BYTES: usize = 64 << 20;
+
+/// A block that was live before recording began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Baseline {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) stream: u64,
+    pub(super) stack: Option<u32>,
+}
+
+/// What is known of one device.
+#[derive(Debug, Default)]
+pub(super) struct Timeline {
+    /// Addresses that events told of; the size of the block that is live there now.
+    addresses: HashMap<u64, Option<u64>, RandomState>,
+    pub(super) baseline: Vec<Baseline>,
+    pub(super) baseline_freed: u64,
+    pub(super) contradictions: u64,
+    /// What the events acquired, less what they released.
+    acquired_bytes: i128,
+    pub(super) reserved_before_bytes: u64,
+    /// Whether anything was recorded but snapshots.
+    pub(super) recorded: bool,
+}
+
+/// All devices.
+pub(super) struct Timelines {
+    pub(super) devices: BTreeMap<u32, Timeline>,
+    /// Texts of actions whose meaning is not known.
+    pub(super) other_actions: BTreeSet<u32>,
+    events: Writer<SpooledTempFile>,
+}
+
+impl Timelines {
+    pub(super) fn new() -> Self {
+        let events = Writer::frames_only(SpooledTempFile::new(IN_MEMORY_BYTES));
+        Timelines { devices: BTreeMap::new(), other_actions: BTreeSet::new(), events }
+    }
+
+    /// Takes the next event of a device.
+    pub(super) fn event(&mut self, device: u32, raw: &RawEvent) -> Result<(), Fault> {
+        let timeline = self.devices.entry(device).or_default();
+        let (address, size_bytes) = (raw.address.into(), raw.size_bytes);
+        timeline.recorded |= raw.action != keys::SNAPSHOT;
+        let action = match raw.action {
+            keys::ALLOC => {
+                if let Some(old_bytes) = timeline.allocate(raw.address, raw.size_bytes) {
+                    let freed = Action::Freed { address, size_bytes: old_bytes };
+                    write(&mut self.events, &Event { time_ns: raw.time_ns, ..Event::new(device, freed) })?;
+                }
+                Action::Allocated { address, size_bytes, rounded_bytes: None, stream: raw.stream }
+            }
+            keys::FREE_REQUESTED => Action::FreeRequested { address, size_bytes },
+            keys::FREE_COMPLETED if !timeline.free(raw) => return Ok(()),
+            keys::FREE_COMPLETED => Action::Freed { address, size_bytes },
+            keys::SEGMENT_ALLOC | keys::SEGMENT_MAP => {
+                timeline.acquired_bytes += i128::from(size_bytes);
+                let mapped = raw.action == keys::SEGMENT_MAP;
+                Action::RegionAcquired { address, size_bytes, stream: raw.stream, mapped }
+            }
+            keys::SEGMENT_FREE | keys::SEGMENT_UNMAP => {
+                timeline.acquired_bytes -= i128::from(size_bytes);
+                Action::RegionReleased { address, size_bytes, mapped: raw.action == keys::SEGMENT_UNMAP }
+            }
+            keys::OOM => Action::OutOfMemory {
+                requested_bytes: size_bytes,
+                free_bytes: raw.device_free_bytes,
+                largest_free_bytes: None,
+                capacity_bytes: None,
+            },
+            keys::SNAPSHOT => Action::SnapshotTaken { reserved_bytes: Some(size_bytes) },
+            other => {
+                self.other_actions.insert(other.0);
+                Action::Other { name: StringId(other.0), address, size_bytes }
+            }
+        };
+        let stack = raw.stack.map(StackId);
+        write(&mut self.events, &Event { device, time_ns: raw.time_ns, thread: None, stack, action })
+    }
+
+    /// Compares the end with the segments: finds the rest of the baseline and what does not fit.
+    pub(super) fn finish(&mut self, segments: &[Segment]) {
+        let mut found: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut reserved: BTreeMap<u32, i128> = BTreeMap::new();
+        for segment in segments {
+            let timeline = self.devices.entry(segment.device).or_default();
+            *reserved.entry(segment.device).or_default() += i128::from(segment.size_bytes);
+            *found.entry(segment.device).or_default() += timeline.compare(segment);
+        }
+        for (device, timeline) in &mut self.devices {
+            let before = reserved.get(device).unwrap_or(&0) - timeline.acquired_bytes;
+            timeline.contradictions += u64::from(before < 0);
+            timeline.reserved_before_bytes = u64::try_from(before.max(0)).unwrap_or(u64::MAX);
+            let live = timeline.addresses.values().flatten().count() as u64;
+            timeline.contradictions += live - found.get(device).unwrap_or(&0).min(&live);
+            timeline.baseline.sort_unstable();
+            timeline.addresses = HashMap::default();
+        }
+    }
+
+    /// The events, as frames of a trace, and how many records they are.
+    pub(super) fn into_events(self) -> io::Result<(SpooledTempFile, u64)> {
+        let records = self.events.records();
+        let mut frames = self.events.into_output().map_err(io::Error::other)?;
+        frames.seek(SeekFrom::Start(0))?;
+        Ok((frames, records))
+    }
+}
+
+impl Timeline {
+    /// An allocation. The size of what was live there, which contradicts it.
+    fn allocate(&mut self, address: u64, size_bytes: u64) -> Option<u64> {
+        let old_bytes = self.addresses.insert(address, Some(size_bytes)).flatten();
+        self.contradictions += u64::from(old_bytes.is_some());
+        old_bytes
+    }
+
+    /// A completed free; false if nothing was live there.
+    fn free(&mut self, raw: &RawEvent) -> bool {
+        match self.addresses.insert(raw.address, None) {
+            Some(Some(_)) => true,
+            Some(None) => {
+                self.contradictions += 1;
+                false
+            }
+            None => {
+                self.baseline_freed += 1;
+                let &RawEvent { address, size_bytes, stream, .. } = raw;
+                self.baseline.push(Baseline { address, size_bytes, stream, stack: None });
+                true
+            }
+        }
+    }
+
+    /// Looks at the live blocks of a segment; how many of them events told of.
+    fn compare(&mut self, segment: &Segment) -> u64 {
+        let (mut found, mut address) = (0, segment.address);
+        for block in &segment.blocks {
+            if block.state != BlockState::Free {
+                match self.addresses.get(&address) {
+                    Some(Some(_)) => found += 1,
+                    Some(None) => self.contradictions += 1,
+                    None => self.baseline.push(Baseline {
+                        address,
+                        size_bytes: block.requested_bytes,
+                        stream: segment.stream,
+                        stack: block.stack,
+                    }),
+                }
+            }
+            address += block.size_bytes;
+        }
+        found
+    }
+}
+
+fn write(events: &mut Writer<SpooledTempFile>, event: &Event) -> Result<(), Fault> {
+    let written = events.write(&Record::Event(*event));
+    written.map_err(|error| Fault::Contents(format!("the temporary file of the events: {error}")))
+}

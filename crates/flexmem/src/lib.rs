@@ -1,0 +1,16 @@
+//! From a memory file to an answer: the library behind the command `flexmem`.
+//!
+//! - [`import`]: files of PyTorch, RMM, MiniMalloc as traces ([`flex_trace`]); [`trace_file`]: one that can be read again.
+//! - [`info`]: the first questions that people have, answered.
+//! - [`cli`]: the command.
+//!
+//! Single-threaded; no lock.
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod import;
+pub mod info;
+pub mod trace_file;
+
+pub use trace_file::TraceFile;

@@ -1,0 +1,7 @@
+//! The command `flexmem`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    flexmem::cli::main(std::env::args_os())
+}

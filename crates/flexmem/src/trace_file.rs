@@ -1,0 +1,79 @@
+//! A memory file as a trace that can be read again and again, whatever kind of file it was.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use flex_trace::{Header, ReadError, Reader, Record, Tables, Writer};
+use tempfile::SpooledTempFile;
+
+use crate::import::{ImportError, Kind, import};
+
+/// Traces up to this size stay in memory.
+const IN_MEMORY_BYTES: usize = 64 << 20;
+
+/// A trace, in memory or in a temporary file.
+#[derive(Debug)]
+pub struct TraceFile {
+    trace: SpooledTempFile,
+    kind: Kind,
+}
+
+impl TraceFile {
+    /// Imports a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`].
+    pub fn import(input: impl Read, name: &str) -> Result<TraceFile, ImportError> {
+        let mut writer = Writer::new(SpooledTempFile::new(IN_MEMORY_BYTES), Header::default())?;
+        let kind = import(input, name, &mut writer)?;
+        Ok(TraceFile { trace: writer.finish()?, kind })
+    }
+
+    /// Imports the file at a path.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`].
+    pub fn open(path: &Path) -> Result<TraceFile, ImportError> {
+        TraceFile::import(File::open(path)?, &file_name(path))
+    }
+
+    /// What the file was.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Goes through all records in order, with the names and stacks that were given until then.
+    ///
+    /// # Errors
+    ///
+    /// The temporary file's.
+    pub fn each(&mut self, mut visit: impl FnMut(&Record<'_>, &Tables)) -> Result<(), ReadError> {
+        self.trace.seek(SeekFrom::Start(0))?;
+        let mut reader = Reader::new(BufReader::new(&mut self.trace))?;
+        let mut tables = Tables::new();
+        while let Some(record) = reader.next()? {
+            if !tables.keep(&record) {
+                visit(&record, &tables);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the trace to a file.
+    ///
+    /// # Errors
+    ///
+    /// The file's.
+    pub fn copy_to(&mut self, mut output: impl io::Write) -> io::Result<u64> {
+        self.trace.seek(SeekFrom::Start(0))?;
+        io::copy(&mut self.trace, &mut output)
+    }
+}
+
+/// What a trace says that it comes from: the file without its folder.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,105 @@
+"""Writes the pickles, and the page, that the tests of flexmem read: `python3 crates/flexmem/tests/data/make.py`.
+
+One small snapshot in every protocol, and in the ways that pickles differ: frames shared between stacks or not, a list of
+segments alone, the history of each block of 2022, integers of nine bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BASE = (1 << 64) - (1 << 30)
+"""High addresses: integers of nine bytes in a pickle."""
+
+MAIN = {"name": "main", "filename": "train.py", "line": 7}
+STEP = {"name": "step", "filename": "train.py", "line": 3}
+STACK = [STEP, MAIN]
+RECURSIVE = [STEP, STEP, STEP, MAIN]
+
+
+def event(action: str, offset: int, size: int, frames: list[dict[str, Any]] = STACK) -> dict[str, Any]:
+    time_us = 1_700_000_000_000_000 + offset
+    return {"action": action, "addr": BASE + offset, "size": size, "stream": 0, "time_us": time_us, "frames": frames}
+
+
+def block(offset: int, size: int, requested: int, state: str) -> dict[str, Any]:
+    return {
+        "address": BASE + offset,
+        "size": size,
+        "requested_size": requested,
+        "state": state,
+        "frames": [MAIN] if state == "active_allocated" else [],
+    }
+
+
+def snapshot() -> dict[str, Any]:
+    blocks = [
+        block(0, 1024, 1000, "active_allocated"),
+        block(1024, 512, 500, "active_pending_free"),
+        block(1536, 512, 300, "inactive"),
+        block(2048, 2048, 2048, "active_allocated"),
+    ]
+    segment = {
+        "device": 0,
+        "address": BASE,
+        "total_size": 4096,
+        "allocated_size": 3072,
+        "active_size": 3584,
+        "stream": 0,
+        "segment_type": "small",
+        "segment_pool_id": (0, 3),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+    first = [
+        event("free_completed", 512, 7),  # Live before.
+        event("alloc", 0, 1000),
+        event("alloc", 1024, 500, RECURSIVE),
+        event("alloc", 1536, 300, []),
+        event("free_requested", 1024, 500),
+        event("free_requested", 1536, 300),
+        event("free_completed", 1536, 300, STACK),
+        {"action": "oom", "size": 1 << 40, "device_free": 12345, "stream": 0, "frames": RECURSIVE},
+        event("user_defined", 0, 0),
+    ]
+    return {
+        "segments": [segment],
+        "device_traces": [first, [], [event("alloc", 5 << 20, 64)]],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+            "max_split_size": 64 << 20,
+            "expandable_segments": False,
+            "roundup_power2_divisions": {"1": 0, "2": 4},
+        },
+        "external_annotations": [{"stage": "START", "name": "step 1", "device": 0, "time_us": 5}],
+    }
+
+
+def old_style() -> list[dict[str, Any]]:
+    history = [{"addr": BASE, "real_size": 900, "frames": STACK}, {"addr": BASE, "real_size": 50, "frames": [MAIN]}]
+    blocks = [{"size": 1024, "state": "active_allocated", "history": history}, {"size": 1024, "state": "inactive"}]
+    return [{"device": 1, "address": BASE, "total_size": 2048, "stream": 0, "segment_type": "large", "blocks": blocks}]
+
+
+def page(data: bytes) -> str:
+    files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(data).decode()}])
+    return f"<!DOCTYPE html>\n<script>\nadd_local_files({files}, 'trace')\n</script>\n"
+
+
+def main() -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        (HERE / f"protocol_{protocol}.pickle").write_bytes(pickle.dumps(snapshot(), protocol))
+    (HERE / "bare_list.pickle").write_bytes(pickle.dumps(old_style(), 4))
+    (HERE / "ordered_dict.pickle").write_bytes(pickle.dumps(collections.OrderedDict(snapshot()), 2))
+    (HERE / "page.html").write_text(page(pickle.dumps(snapshot(), 4)))
+
+
+if __name__ == "__main__":
+    main()

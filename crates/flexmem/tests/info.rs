@@ -1,0 +1,145 @@
+//! `flexmem info` on the real snapshots: its figures are those that a script in Python found by another way
+//! (tests/data/figures.py), and what it says of their past is what their README says.
+
+mod common;
+
+use std::path::Path;
+
+use common::{data, sample};
+use flexmem::TraceFile;
+use flexmem::info::answers::{HistoryState, Info};
+use flexmem::info::{Options, info};
+use serde_json::Value;
+
+fn info_of(name: &str) -> Info {
+    let options = Options { device_memory_bytes: None, top: 5 };
+    info(&mut TraceFile::open(&sample(name)).unwrap(), &options).unwrap()
+}
+
+fn as_json(info: &Info) -> Value {
+    serde_json::to_value(info).unwrap()
+}
+
+#[track_caller]
+fn assert_same(found: &Value, expected: &Value, keys: &[&str], place: &str) {
+    for &key in keys {
+        assert_eq!(found[key], expected[key], "{key} of {place}");
+    }
+}
+
+#[test]
+fn the_figures_of_every_sample_are_those_found_by_another_way() {
+    let expected: Value = serde_json::from_slice(&data("figures.json")).unwrap();
+    let mut devices = 0;
+    for (name, all) in expected.as_object().unwrap() {
+        let info = as_json(&info_of(name));
+        assert_eq!(info["devices"].as_array().unwrap().len(), all.as_array().unwrap().len(), "{name}");
+        for found in info["devices"].as_array().unwrap() {
+            let expected = &all[found["device"].as_u64().unwrap() as usize];
+            compare(found, expected, &format!("{name}, device {}", found["device"]));
+            devices += 1;
+        }
+    }
+    assert_eq!(devices, 9);
+}
+
+fn compare(found: &Value, expected: &Value, place: &str) {
+    let memory = [
+        "reserved_bytes",
+        "allocated_bytes",
+        "active_bytes",
+        "requested_bytes",
+        "largest_hole_bytes",
+        "releasable_bytes",
+        "segments",
+        "expandable_segments",
+    ];
+    assert_same(&found["memory"], &expected["memory"], &memory, place);
+    assert_same(&found["events"], expected, &["allocations", "frees"], place);
+    let history = ["baseline_blocks", "baseline_bytes", "reserved_before_bytes"];
+    assert_same(&found["history"], expected, &history, place);
+    assert_eq!(found["history"]["contradictions"], 0, "{place}");
+    assert_eq!(found["impossible"].as_array().unwrap().len(), 0, "{place}");
+    if expected["recorded"] == true {
+        assert_eq!(found["peak"]["live_bytes"], expected["peak_bytes"], "{place}");
+        assert_eq!(found["peak"]["reserved_peak_bytes"], expected["reserved_peak_bytes"], "{place}");
+    } else {
+        assert!(found["peak"].is_null(), "{place}");
+    }
+    let failures = expected["out_of_memory"].as_array().unwrap();
+    assert_eq!(found["out_of_memory"].as_array().unwrap().len(), failures.len(), "{place}");
+    for (found, expected) in found["out_of_memory"].as_array().unwrap().iter().zip(failures) {
+        assert_same(found, expected, &["requested_bytes", "device_free_bytes", "live_bytes"], place);
+    }
+}
+
+#[test]
+fn whether_history_was_on_and_whole() {
+    let state = |name: &str| {
+        let info = as_json(&info_of(name));
+        let state =
+            |device: &Value| format!("{} {}", device["device"], device["history"]["state"].as_str().unwrap());
+        let mut states: Vec<_> = info["devices"].as_array().unwrap().iter().map(state).collect();
+        states.sort();
+        states.join(", ")
+    };
+    assert_eq!(state("complete_trace.pickle"), "0 whole");
+    assert_eq!(state("no_time_field.pickle"), "0 truncated");
+    assert_eq!(state("history_never_enabled.pickle"), "0 never_on, 1 never_on");
+    // Its stacks were left out when it was made small.
+    assert_eq!(state("old_style_history.pickle"), "0 never_on");
+    let with_stacks = TraceFile::import(data("bare_list.pickle").as_slice(), "bare_list").unwrap();
+    let with_stacks = info(&mut { with_stacks }, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    assert_eq!(with_stacks.devices[0].history.state, HistoryState::OwnersOnly);
+    assert_eq!(with_stacks.devices[0].holders[0].site.as_deref(), Some("train.py:3 step"));
+    assert_eq!(state("expandable_oom_four_devices.pickle"), "0 truncated, 1 whole, 2 whole, 3 never_on");
+}
+
+#[test]
+fn the_busiest_device_comes_first_with_its_failure() {
+    let info = info_of("expandable_oom_four_devices.pickle");
+    let devices: Vec<u32> = info.devices.iter().map(|device| device.device).collect();
+    assert_eq!(devices, [1, 2, 0, 3]);
+    let [failure] = info.devices[0].out_of_memory.as_slice() else { panic!("one failure") };
+    assert_eq!((failure.requested_bytes, failure.device_free_bytes), (5_308_694_528, Some(95_682_560)));
+    // Nothing of what was free and cached would have been enough.
+    let missing = 5_308_694_528 - 95_682_560 - failure.cached_bytes.unwrap();
+    assert_eq!(failure.missing_bytes, Some(missing));
+}
+
+#[test]
+fn what_is_set_is_said_and_never_advised() {
+    let info = info_of("expandable_oom_four_devices.pickle");
+    assert_eq!(info.settings_on(), ["expandable_segments:True"]);
+    assert!(
+        info.advice.iter().all(|advice| !advice.contains("expandable_segments:True")),
+        "{:?}",
+        info.advice
+    );
+    // The same memory without the setting gets the advice.
+    let info = info_of("complete_trace.pickle");
+    assert!(
+        info.advice.iter().any(|advice| advice.contains("expandable_segments:True")),
+        "{:?}",
+        info.advice
+    );
+    let info = info_of("history_never_enabled.pickle");
+    assert!(info.advice[0].contains("_record_memory_history"), "{:?}", info.advice);
+}
+
+#[test]
+fn figures_above_the_memory_of_the_device_are_impossible() {
+    let mut trace = TraceFile::open(&sample("complete_trace.pickle")).unwrap();
+    let with = |bytes| Options { device_memory_bytes: Some(bytes), top: 5 };
+    let fine = info(&mut trace, &with(4 << 30)).unwrap();
+    assert!(fine.devices[0].impossible.is_empty());
+    let impossible = info(&mut trace, &with(1 << 30)).unwrap();
+    let texts = impossible.devices[0].impossible.join("\n");
+    assert!(texts.contains("are reserved, and the device has 1073741824"), "{texts}");
+    assert!(texts.contains("were live at the peak"), "{texts}");
+}
+
+#[test]
+fn a_missing_file_and_a_folder_are_errors() {
+    assert!(TraceFile::open(Path::new("/nowhere/at/all")).is_err());
+}
