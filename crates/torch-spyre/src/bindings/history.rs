@@ -150,8 +150,8 @@ fn block_of(kind: &EventKind) -> Option<EventBlock> {
     }
 }
 
-/// Makes PyTorch's dictionaries. Those of one site share their list of frames; all share their keys, which a pickle then
-/// has once.
+/// Makes PyTorch's dictionaries. Those of one site share their list of frames; all share their keys, which a pickle
+/// then has once.
 struct Writer<'py> {
     py: Python<'py>,
     device: i32,
@@ -169,7 +169,10 @@ impl<'py> Writer<'py> {
         dict.set_item(intern!(self.py, "address"), base)?;
         dict.set_item(intern!(self.py, "total_size"), region.size_bytes)?;
         dict.set_item(intern!(self.py, "allocated_size"), sum(|block| block.size_bytes, is_allocated))?;
-        dict.set_item(intern!(self.py, "active_size"), sum(|block| block.size_bytes, |block| block.occupied))?;
+        dict.set_item(
+            intern!(self.py, "active_size"),
+            sum(|block| block.size_bytes, |block| block.occupied),
+        )?;
         dict.set_item(intern!(self.py, "requested_size"), sum(|block| block.requested_bytes, is_allocated))?;
         dict.set_item(intern!(self.py, "stream"), 0)?;
         dict.set_item(intern!(self.py, "segment_type"), "large")?;
@@ -178,8 +181,8 @@ impl<'py> Writer<'py> {
         dict.set_item(intern!(self.py, "frames"), self.frames_of(0)?)?;
         dict.set_item(intern!(self.py, "memory_type"), region.memory_type.to_string())?;
         dict.set_item(intern!(self.py, "domain"), region.domain.0)?;
-        let blocks = region.blocks.iter().map(|block| self.block(base, block));
-        dict.set_item(intern!(self.py, "blocks"), blocks.collect::<PyResult<Vec<_>>>()?)?;
+        let blocks: PyResult<Vec<_>> = region.blocks.iter().map(|block| self.block(base, block)).collect();
+        dict.set_item(intern!(self.py, "blocks"), blocks?)?;
         Ok(dict)
     }
 
