@@ -8,6 +8,7 @@ mod info;
 mod plan;
 mod progress;
 mod replay;
+mod report;
 mod size;
 mod text;
 
@@ -55,6 +56,8 @@ enum Command {
     Replay(replay::Arguments),
     /// Find the smallest memory that serves it, by region layout
     Plan(plan::Arguments),
+    /// Write a page that shows the memory over time, the regions and who held what, for any browser
+    Report(report::Arguments),
     /// Print completions for a shell
     Completions {
         /// The shell.
@@ -88,6 +91,7 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Info(arguments) => info::run(arguments),
         Command::Replay(arguments) => replay::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
+        Command::Report(arguments) => report::run(arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "flexmem", &mut script);
