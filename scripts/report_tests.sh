@@ -6,7 +6,7 @@ set -euo pipefail
 
 CHROMIUM=$(scripts/chromium.sh)
 export CHROMIUM
-cargo build --quiet --release --package flexmem --bin flexmem --example synthetic_trace
-export FLEXMEM=$CARGO_TARGET_DIR/release/flexmem
-export SYNTHETIC_TRACE=$CARGO_TARGET_DIR/release/examples/synthetic_trace
+cargo build --quiet --package flexmem --bin flexmem --example synthetic_trace
+export FLEXMEM=$CARGO_TARGET_DIR/debug/flexmem
+export SYNTHETIC_TRACE=$CARGO_TARGET_DIR/debug/examples/synthetic_trace
 exec "$venv/bin/python" -m pytest tests/report -q -p no:cacheprovider "$@"
