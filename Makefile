@@ -5,8 +5,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-freethreaded check opinfo models tsan fuzz repeat soak mutants bench bench-check
-.PHONY: bench-baseline bench-images docs-examples header lock clean
+.PHONY: help setup demo test test-freethreaded test-versions check opinfo models tsan fuzz repeat soak mutants bench
+.PHONY: bench-check bench-baseline bench-images docs-examples header lock clean
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -27,6 +27,9 @@ test: setup ## Run the Rust and the Python tests
 
 test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first time: builds one)
 	@scripts/test_freethreaded.sh
+
+test-versions: ## Run the Python tests with other versions of PyTorch (VERSIONS="2.14 2.13", PARTS="device ops")
+	@PARTS="$(PARTS)" scripts/versions.sh $(VERSIONS)
 
 check: setup ## Formats, lints, types, documents, models, ThreadSanitizer, scenarios and soak with debug checks
 	@scripts/check.sh

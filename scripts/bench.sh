@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The benchmarks: the allocator beside its peers (benches/allocator), what tensors cost over the CPU device,
-# and what a rescue costs (benches/python). All put their ratios into target/bench/summary.json, from which plots are
-# drawn beside it.
+# The benchmarks: the allocator beside its peers (benches/allocator), what tensors cost over the CPU device, what a
+# rescue costs, and what collections cost two ranks (benches/python). All put their ratios into target/bench, from where
+# plots are drawn.
 #
 #   scripts/bench.sh              measure; FULL=1 plays all seeds, as the targets in docs/performance.md ask
 #   scripts/bench.sh images       draw the plots of the last measurement into docs/images
@@ -17,7 +17,9 @@ case "${1:-run}" in
 run)
     if [ "${FULL:-}" = 1 ]; then "$benches" run --full; else "$benches" run; fi
     .venv/bin/python benches/python/overhead.py
+    .venv/bin/python benches/python/stacks.py
     .venv/bin/python benches/python/pressure.py
+    .venv/bin/python benches/python/planned.py
     .venv/bin/python benches/python/plots.py
     ;;
 images) .venv/bin/python benches/python/plots.py docs/images ;;

@@ -69,6 +69,14 @@ def _load() -> None:
     else:
         atexit.register(_shutdown)
         _core = loaded
+        _explain_failures()
+
+
+def _explain_failures() -> None:
+    from torch_spyre import _cycles, _held  # They use core().
+
+    _cycles.install()
+    _held.install()
 
 
 def _shutdown() -> None:

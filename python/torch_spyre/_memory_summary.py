@@ -21,8 +21,8 @@ _COUNTS = [
 ]
 
 
-def format_summary(stats: Mapping[str, int], device: int, *, abbreviated: bool) -> str:
-    """`stats` of `memory_stats` as a table; `abbreviated` leaves out the counts."""
+def format_summary(stats: Mapping[str, int], pressure: Mapping[str, int], device: int, *, abbreviated: bool) -> str:
+    """`memory_stats` and `pressure_stats` as a table; `abbreviated` leaves out the counts."""
     lines = [
         "=" * _WIDTH,
         f"PyTorch spyre memory summary, device ID {device}".center(_WIDTH),
@@ -37,8 +37,17 @@ def format_summary(stats: Mapping[str, int], device: int, *, abbreviated: bool) 
     for key, name, is_size in rows:
         values = [stats[f"{key}.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")]
         lines += ["-" * _WIDTH, _row(name, *(_size(value) if is_size else str(value) for value in values))]
-    lines.append("=" * _WIDTH)
+    lines += ["=" * _WIDTH, *_pressure(pressure), "=" * _WIDTH]
     return "".join(f"|{line:<{_WIDTH}}|\n" for line in lines)
+
+
+def _pressure(pressure: Mapping[str, int]) -> list[str]:
+    rows = [
+        ("Requests in pressure", f"{pressure['rescued']} rescued, {pressure['failed']} failed"),
+        ("Collections for them", f"{pressure['collections.young']} young, {pressure['collections.full']} full"),
+        ("Freed by those", f"{_size(pressure['reclaimed_bytes'])} in {pressure['collection_time_ns'] / 1e6:.1f} ms"),
+    ]
+    return [f" {name:<21} | {value}" for name, value in rows]
 
 
 def _row(name: str, *values: str) -> str:

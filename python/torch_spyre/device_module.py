@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from torch_spyre import memory
+from torch_spyre import gc, memory
 from torch_spyre._device import (
     DeviceProperties,
     _is_in_bad_fork,
@@ -79,6 +79,7 @@ __all__ = [
     "device_count",
     "device_of",
     "empty_cache",
+    "gc",
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
@@ -120,6 +121,7 @@ keep_constant(is_available, is_bf16_supported, get_device_capability, get_device
 keep_constant(device_count, get_amp_supported_dtype)
 keep_eager(globals()[name] for name in __all__)
 keep_eager(getattr(memory, name) for name in memory.__all__)
+keep_eager([gc.Plan, gc.planned])
 
 
 def _inductor_backend_init() -> None:
@@ -141,3 +143,4 @@ def __getattr__(name: str) -> bool:
 def _publish_submodules() -> None:
     """Makes `import torch.spyre.memory` work; torch publishes `torch.spyre` itself."""
     sys.modules["torch.spyre.memory"] = memory
+    sys.modules["torch.spyre.gc"] = gc

@@ -12,8 +12,20 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torch_spyre._cycle_report import (
+    CycleCollection,
+    CycleHolder,
+    CycleReport,
+    cycle_report,
+    record_cycles,
+    reset_cycle_report,
+)
+from torch_spyre._cycles import CycleWarning
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
+from torch_spyre._memory_history import _dump_snapshot as _dump_snapshot
+from torch_spyre._memory_history import _record_memory_history as _record_memory_history
+from torch_spyre._memory_history import _snapshot as _snapshot
 from torch_spyre._memory_summary import format_summary
 from torch_spyre._pressure_hooks import register_pressure_hook
 
@@ -25,7 +37,12 @@ _MAX_TIMEOUT_MS = 365 * 24 * 3600 * 1000  # A year, as for gc_timeout_ms in the 
 _GC_POLICIES = ("always", "respect_disable", "off")
 
 __all__ = [
+    "CycleCollection",
+    "CycleHolder",
+    "CycleReport",
+    "CycleWarning",
     "OutOfMemoryError",
+    "cycle_report",
     "empty_cache",
     "get_pressure_policy",
     "max_memory_allocated",
@@ -38,8 +55,10 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "pressure_stats",
+    "record_cycles",
     "register_pressure_hook",
     "reset_accumulated_memory_stats",
+    "reset_cycle_report",
     "reset_peak_memory_stats",
     "reset_pressure_stats",
     "set_per_process_memory_fraction",
@@ -109,18 +128,20 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
         abbreviated: whether to leave out all but the first rows.
     """
     index = existing_index(device)
-    return format_summary(memory_stats(index), index, abbreviated=abbreviated)
+    return format_summary(memory_stats(index), pressure_stats(index), index, abbreviated=abbreviated)
 
 
 def memory_snapshot(device: DeviceLike = None) -> list[dict[str, Any]]:
     """The memory segments with their blocks, in the form of `torch.cuda.memory_snapshot`.
+
+    With history on a block has the stack that it was allocated from.
 
     Args:
         device: the device asked about; None, as in torch.cuda, is all devices.
     """
     lazy_init()
     indices = range(core().device_count()) if device is None else [existing_index(device)]
-    return [segment for index in indices for segment in core().memory_snapshot(index)]
+    return [segment for index in indices for segment in core().memory_snapshot(index, False)[0]]
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:

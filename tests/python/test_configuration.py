@@ -43,12 +43,13 @@ def test_defaults(run_script: RunScript) -> None:
 def test_every_key(run_script: RunScript) -> None:
     text = (
         " device_memory : 1.5gib , devices:3,gc:respect_disable,gc_timeout_ms:250,escalate:false,"
-        "region_order:least_free,history:0,poison:true "
+        "region_order:least_free,history:1000,poison:true "
     )
     shown = configuration(run_script, {"TORCH_SPYRE_ALLOC_CONF": text})
     assert shown["capacity"] == shown["device_memory"] == 3 << 29
     assert (shown["devices"], shown["gc"], shown["gc_timeout_ms"]) == (3, "respect_disable", 250)
     assert (shown["escalate"], shown["region_order"], shown["poison"]) == (False, "least_free", True)
+    assert shown["history"] == 1000
 
 
 def test_hardware_layout(run_script: RunScript) -> None:
@@ -84,7 +85,7 @@ BAD = [
     ("TORCH_SPYRE_ALLOC_CONF", "escalate:yes", "'escalate:yes'|true or false"),
     ("TORCH_SPYRE_ALLOC_CONF", "poison:1", "'poison:1'|true or false"),
     ("TORCH_SPYRE_ALLOC_CONF", "region_order:random", "'region_order:random'|most_free"),
-    ("TORCH_SPYRE_ALLOC_CONF", "history:10", "'history:10'|records no events"),
+    ("TORCH_SPYRE_ALLOC_CONF", "history:all", "'history:all'|an integer from 0 to 4194304"),
     ("TORCH_SPYRE_ALLOC_CONF", "device_memory", "'device_memory'|key:value"),
     ("TORCH_SPYRE_ALLOC_CONF", "gc:off,", "''|key:value"),
     ("TORCH_SPYRE_ALLOC_CONF", "gc:off,,poison:true", "''|key:value"),

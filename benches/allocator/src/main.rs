@@ -45,6 +45,8 @@ enum Command {
         #[arg(long, default_value = "benches/baselines.json")]
         baselines: PathBuf,
     },
+    /// Measure what recording costs
+    History,
     /// Count the instructions of a pair of one subject on one workload
     Count { subject: Subject, workload: Workload },
     /// Play one workload twice on one subject: what callgrind and profilers run
@@ -61,6 +63,9 @@ fn main() -> Result<()> {
         }
         Command::Check { baselines } => instructions::check(&baselines)?,
         Command::Baseline { baselines } => instructions::write_baselines(&baselines)?,
+        Command::History => {
+            measure::history::event_ns();
+        }
         Command::Count { subject, workload } => {
             let (key, count) = instructions::count(subject, workload)?;
             println!("{key}: {count:.1}");

@@ -12,7 +12,7 @@ use crate::measure::packing::Packed;
 use crate::measure::replay::gibibytes;
 use crate::measure::threads::SharedPeer;
 use crate::measure::time::{PairTimes, Timed};
-use crate::measure::{locked, mean, metadata, overlap, packing, threads};
+use crate::measure::{history, locked, mean, metadata, overlap, packing, threads};
 use crate::peers::Peer;
 use crate::peers::best_fit::BestFit;
 use crate::peers::flex_arena::FlexArena;
@@ -93,6 +93,7 @@ pub(crate) fn run(seeds: Seeds) -> Result<Report> {
         .collect::<Result<_>>()?;
     check_overlap(&traces)?;
     pair_times(&traces, &mut report);
+    report.set("history.event_ns", history::event_ns());
     latencies(&traces, &mut report);
     metadata_sizes(&traces, &mut report);
     thread_counts(&mut report);

@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::directive::{AllocationDirective, MemoryType};
 use crate::error::FlexError;
 use crate::fork::is_forked;
+use crate::history::{EventKind, HistoryOptions, RecordedEvents};
 use crate::lock::AllocatorGuard;
 use crate::magazines::parking::{ParkingRules, Suspension};
 use crate::pending::PendingFrees;
@@ -74,6 +75,7 @@ impl FlexAllocator {
                 parking,
                 frees_in_flight: AtomicUsize::new(0),
                 counters: Arc::new(PressureCounters::default()),
+                history: Arc::default(),
                 poison: options.poison,
                 ordinal: options.ordinal,
                 id: new_id(),
@@ -100,7 +102,10 @@ impl FlexAllocator {
         directive: &AllocationDirective,
     ) -> Result<CompositeAddress, FlexError> {
         let chunks = match self.place_quickly(bytes, directive) {
-            Some(placed) => Chunks::from_elem(placed, 1),
+            Some(placed) => {
+                self.shared.note_allocation(&placed, bytes, None);
+                Chunks::from_elem(placed, 1)
+            }
             None => self.place(bytes, directive)?,
         };
         Ok(CompositeAddress::new(Arc::clone(&self.shared), chunks, bytes))
@@ -116,6 +121,7 @@ impl FlexAllocator {
         directive: &AllocationDirective,
     ) -> Result<(BlockHandle, Chunk), FlexError> {
         if let Some(placed) = self.place_quickly(bytes, directive) {
+            self.shared.note_allocation(&placed, bytes, None);
             return Ok((placed.handle, placed.chunk));
         }
         directive.require_contiguous()?;
@@ -279,10 +285,50 @@ impl FlexAllocator {
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
     pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
+        Ok(self.snapshot_blocks()?.0)
+    }
+
+    /// As [`snapshot`](Self::snapshot), with the recorded events that led there: those before the blocks were copied.
+    /// The events of other threads that allocate and free meanwhile may be some ahead of the blocks, or behind.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn snapshot_with_events(&self) -> Result<(Vec<RegionSnapshot>, RecordedEvents), FlexError> {
+        let (regions, taken) = self.snapshot_blocks()?;
+        Ok((regions, self.shared.history.read(0, taken.unwrap_or(u64::MAX))))
+    }
+
+    /// The blocks, and the number of the event that says when they were copied.
+    fn snapshot_blocks(&self) -> Result<(Vec<RegionSnapshot>, Option<u64>), FlexError> {
         self.with_drained(|state| {
-            let pending = &self.shared.pending;
-            state.arena.snapshot_with(|index| pending.record(index).map(|record| record.slack_bytes))
+            let history = &self.shared.history;
+            let taken = history.is_on().then(|| history.record(EventKind::SnapshotTaken, 0)).flatten();
+            (state.arena.snapshot_with(|index| self.shared.facts_of(index)), taken)
         })
+    }
+
+    /// Begins to record what happens, with new options if it does already; `None` ends it and forgets the events. The
+    /// cost while it is on is that of two entries in a ring for each pair of an allocation and a free, and of what the
+    /// provider of sites does.
+    ///
+    /// # Errors
+    /// [`FlexError::HistoryTooLarge`] if the host has no memory for it, [`FlexError::Forked`] in a forked child.
+    pub fn record_history(&self, options: Option<HistoryOptions>) -> Result<(), FlexError> {
+        self.shared.history.set(options)
+    }
+
+    /// Whether anything is recorded.
+    pub fn is_recording(&self) -> bool {
+        self.shared.history.is_on()
+    }
+
+    /// The recorded events from the number `from` on: 0 for all, [`RecordedEvents::next`] for those since. Takes no
+    /// lock that an allocation would wait for.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn events(&self, from: u64) -> Result<RecordedEvents, FlexError> {
+        if is_forked() { Err(FlexError::Forked) } else { Ok(self.shared.history.read(from, u64::MAX)) }
     }
 
     /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else
@@ -352,10 +398,12 @@ impl FlexAllocator {
     fn place(&self, bytes: u64, directive: &AllocationDirective) -> Result<Chunks, FlexError> {
         // Declared before the guard, hence dropped after it.
         let mut aftermath = Aftermath::default();
+        let site = self.shared.history.allocation_site();
         let mut guard = self.lock()?;
         let state = guard.state()?;
         self.shared.settle_own(state);
         let mut placement = state.arena.check(bytes, directive)?;
+        placement.site = site;
         let mut refusal = None;
         let placed = match guard.place(&mut placement, None, &mut refusal) {
             Ok(chunks) => Ok(chunks),
@@ -366,6 +414,12 @@ impl FlexAllocator {
         drop(guard);
         aftermath.log(self.device().name(), bytes, placed.is_ok());
         let chunks = placed?;
+        for placed in &chunks {
+            let slack_bytes =
+                self.shared.pending.record(placed.handle.index).map_or(0, |record| record.slack_bytes);
+            let requested_bytes = placed.chunk.size_bytes - u64::from(slack_bytes);
+            self.shared.note_allocation(placed, requested_bytes, Some(site));
+        }
         if self.shared.poison {
             self.poison_fresh(&chunks)?;
         }

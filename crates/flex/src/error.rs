@@ -57,6 +57,12 @@ pub enum FlexError {
     /// An invariant does not hold: a bug of the allocator.
     #[error("the allocator's state is inconsistent: {0}")]
     Corrupted(String),
+    /// The host has no memory for a history of so many events.
+    #[error("no host memory for a history of {max_entries} events of 64 bytes; expected fewer")]
+    HistoryTooLarge {
+        /// The events to be kept.
+        max_entries: u32,
+    },
     /// The process is a forked child; device memory belongs to its parent.
     #[error("the allocator cannot be used in a forked process; start the process with `spawn` instead")]
     Forked,

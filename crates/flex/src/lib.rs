@@ -46,12 +46,14 @@ pub(crate) mod arena;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
+mod chunked;
 mod composite;
 pub mod device;
 pub mod directive;
 pub mod error;
 pub mod fork;
 pub mod gate;
+pub mod history;
 mod lock;
 mod magazines;
 #[cfg(all(test, any(loom, shuttle)))]

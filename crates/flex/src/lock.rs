@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::fork::{Forked, is_forked};
 use crate::gate::HookEvent;
+use crate::history::History;
 use crate::pressure::{PressureCause, PressureCounters, PressureRequest};
 use crate::rank;
 use crate::regions::{PARKED_BATCHES, Unserved};
@@ -109,6 +110,11 @@ impl<'a> AllocatorGuard<'a> {
     /// The pressure counters of this allocator.
     pub fn counters(&self) -> &'a Arc<PressureCounters> {
         &self.shared.counters
+    }
+
+    /// The history of this allocator.
+    pub(crate) fn history(&self) -> &'a Arc<History> {
+        &self.shared.history
     }
 
     /// What a user hook is told about the request now.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::gate::{Collected, Entry, Gate, Generation, Reclaimer, ThreadToken};
+use crate::gate::{Collected, Entry, FailedRequest, Gate, Generation, Reclaimer, ThreadToken};
 use crate::pressure::collecting::{self, Gaps, GateCollection};
 use crate::pressure::{Hints, SkipReason};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -242,7 +242,7 @@ impl Reclaimer for ModelInterpreter {
         true
     }
 
-    fn hints(&self, _proof: &Unlocked<'_>, _thread_ident: u64) -> Hints {
+    fn hints(&self, _proof: &Unlocked<'_>, _failed: &FailedRequest) -> Hints {
         assert!(is_attached());
         Hints::default()
     }

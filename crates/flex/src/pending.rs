@@ -1,9 +1,8 @@
 //! What is known of a block without the mutex, and frees that found the mutex taken: an intrusive, lock-free list of
 //! block handles.
 //!
-//! Every block has a link here, indexed like its node in the arena, so that pushing needs no memory. Links live
-//! in chunks that never move; chunks are added under the allocator mutex when a block with a new index is
-//! handed out, before anybody can free it.
+//! Every block has a link here, indexed like its node in the arena, so that pushing needs no memory. The table grows
+//! under the allocator mutex when a block with a new index is handed out, before anybody can free it.
 //!
 //! Invariants:
 //! - a block is freed once: by the thread that turns its link from live to 0 or to queued, so a stale handle is found
@@ -12,10 +11,9 @@
 //! - `head` is pushed to by any thread and taken as a whole, so that there is no ABA;
 //! - `backlog`, what a bounded drain took and did not finish, is changed only under the allocator mutex.
 
-use std::sync::OnceLock;
-
 use crate::arena::blocks::next_generation;
 use crate::arena::{BlockHandle, RegionSlot};
+use crate::chunked::ChunkedTable;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::newest;
 use crate::units::ALIGNMENT_BYTES;
@@ -27,11 +25,6 @@ pub(crate) const DRAIN_LIMIT: usize = if cfg!(all(test, loom)) { 2 } else { 256 
 const QUEUED: u64 = 1 << 31;
 /// Beside [`QUEUED`]: the block was parked in a magazine.
 const PARKED: u64 = 1 << 30;
-
-/// The first so many chunks hold `FIRST_CHUNK` links each; then the size doubles after every so many.
-const CHUNKS_OF_A_SIZE: u32 = 8;
-const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 4 } else { 256 };
-const CHUNKS: usize = (CHUNKS_OF_A_SIZE * (33 - 8 - CHUNKS_OF_A_SIZE.ilog2())) as usize;
 
 /// A field that is written only while its block is the writer's alone: no step of the models.
 type Note = std::sync::atomic::AtomicU32;
@@ -72,24 +65,17 @@ impl BlockRecord {
 pub(crate) struct PendingFrees {
     head: AtomicU32,
     backlog: AtomicU32,
-    chunks: [OnceLock<Box<[Link]>>; CHUNKS],
+    links: ChunkedTable<Link>,
 }
 
 impl PendingFrees {
     pub(crate) fn new() -> Self {
-        PendingFrees {
-            head: AtomicU32::new(0),
-            backlog: AtomicU32::new(0),
-            chunks: [const { OnceLock::new() }; CHUNKS],
-        }
+        PendingFrees { head: AtomicU32::new(0), backlog: AtomicU32::new(0), links: ChunkedTable::new() }
     }
 
     /// Prepares the link of a block that is being handed out. Called under the mutex.
     pub(crate) fn prepare(&self, handle: BlockHandle, record: &BlockRecord) {
-        let (chunk, offset) = locate(handle.index);
-        let links =
-            self.chunks[chunk].get_or_init(|| (0..chunk_size(chunk)).map(|_| Link::default()).collect());
-        let link = &links[offset];
+        let link = self.links.get_or_grow(handle.index);
         link.size_units.store(record.size_units, Ordering::Relaxed);
         link.offset_units.store(record.offset_units, Ordering::Relaxed);
         link.write_slot_and_slack(record.slot, record.slack_bytes);
@@ -115,6 +101,13 @@ impl PendingFrees {
         word != 0 && word == u64::from(handle.generation)
     }
 
+    /// The handle of the live block of an index.
+    pub(crate) fn live(&self, index: u32) -> Option<BlockHandle> {
+        let word = self.link(index)?.word.load(Ordering::Relaxed);
+        let generation = u32::try_from(word).ok().filter(|&word| word != 0 && word & QUEUED as u32 == 0)?;
+        Some(BlockHandle { index, generation })
+    }
+
     /// As [`Link::record`]; `None` for an index never handed out.
     pub(crate) fn record(&self, index: u32) -> Option<BlockRecord> {
         Some(self.link(index)?.record())
@@ -128,14 +121,17 @@ impl PendingFrees {
         self.publish(link, handle, head, QUEUED | PARKED);
     }
 
-    /// Queues a live block. `false` if it was freed or queued before.
-    pub(crate) fn push(&self, link: &Link, handle: BlockHandle) -> bool {
+    /// Queues a live block. `false` if it was freed or queued before; else `claimed` is called before others may see
+    /// the block on the list.
+    #[inline]
+    pub(crate) fn push(&self, link: &Link, handle: BlockHandle, claimed: impl FnOnce()) -> bool {
         let head = self.head.load(Ordering::Relaxed);
         let (live, word) = (u64::from(handle.generation), queued(handle, head, QUEUED));
         if live == 0 || link.word.compare_exchange(live, word, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }
+        claimed();
         self.publish(link, handle, head, QUEUED);
         true
     }
@@ -191,8 +187,7 @@ impl PendingFrees {
     /// The link of a block; `None` for an index never handed out.
     #[inline]
     pub(crate) fn link(&self, index: u32) -> Option<&Link> {
-        let (chunk, offset) = locate(index);
-        self.chunks.get(chunk)?.get()?.get(offset)
+        self.links.get(index)
     }
 }
 
@@ -237,21 +232,6 @@ pub(crate) struct Drained {
     pub(crate) was_parked: bool,
 }
 
-/// Which chunk a link is in, and where.
-#[inline]
-fn locate(index: u32) -> (usize, usize) {
-    // The leading bit and the three after it.
-    let position = u64::from(index) + u64::from(FIRST_CHUNK * CHUNKS_OF_A_SIZE);
-    let shift = position.ilog2() - CHUNKS_OF_A_SIZE.ilog2();
-    let step = (shift - FIRST_CHUNK.ilog2()) * CHUNKS_OF_A_SIZE;
-    let chunk = u64::from(step) + (position >> shift) - u64::from(CHUNKS_OF_A_SIZE);
-    (chunk as usize, (position & ((1 << shift) - 1)) as usize)
-}
-
-fn chunk_size(chunk: usize) -> u32 {
-    FIRST_CHUNK << (chunk as u32 / CHUNKS_OF_A_SIZE)
-}
-
 #[cfg(all(test, loom))]
 mod models;
 
@@ -269,23 +249,11 @@ mod tests {
         BlockRecord { size_units: 3, offset_units: 70_000, slot: RegionSlot(4095), slack_bytes: 128 };
 
     fn push(pending: &PendingFrees, handle: BlockHandle) -> bool {
-        pending.link(handle.index).is_some_and(|link| pending.push(link, handle))
+        pending.link(handle.index).is_some_and(|link| pending.push(link, handle, || ()))
     }
 
     fn claim(pending: &PendingFrees, handle: BlockHandle) -> bool {
         pending.link(handle.index).is_some_and(|link| link.claim(handle))
-    }
-
-    #[test]
-    fn locate_tiles_the_index_space() {
-        let mut expected = (0, 0);
-        for index in 0..200_000 {
-            assert_eq!(locate(index), expected, "index {index}");
-            expected.1 += 1;
-            if expected.1 == chunk_size(expected.0) as usize {
-                expected = (expected.0 + 1, 0);
-            }
-        }
     }
 
     #[test]

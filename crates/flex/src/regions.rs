@@ -9,10 +9,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tracing::debug;
 
+use crate::address::VirtualAddress;
 use crate::arena::trim::{HeldSpan, TrimCursor};
 use crate::arena::{Chunks, RegionSlot, Request, Unplaced};
+use crate::device::Device;
 use crate::error::{FlexError, RegionSetupError};
 use crate::fork::Forked;
+use crate::history::{EventKind, EventRegion};
 use crate::lock::{AllocatorGuard, Unlocked};
 use crate::pressure::waiters::Ticket;
 use crate::sync::now;
@@ -74,7 +77,7 @@ impl AllocatorGuard<'_> {
                     self.unlocked(|_| ())?;
                 }
                 Err(Unplaced::NeedsRegion(slot)) => {
-                    if let Err(error) = self.acquire_region(slot)? {
+                    if let Err(error) = self.acquire_region(slot, placement.site)? {
                         placement.refused.push(slot);
                         refusal.get_or_insert(error);
                     }
@@ -100,21 +103,22 @@ impl AllocatorGuard<'_> {
     }
 
     /// Acquires a region that the arena has reserved for this thread, or says why the device refused it.
-    fn acquire_region(&mut self, slot: RegionSlot) -> Result<Result<(), FlexError>, Forked> {
+    fn acquire_region(&mut self, slot: RegionSlot, site: u32) -> Result<Result<(), FlexError>, Forked> {
         let state = self.state()?;
         let (size_bytes, domain, memory_type) = state.arena.region_to_acquire(slot);
-        let coming = ComingRegion { guard: self, slot, region: None };
+        let coming = ComingRegion { guard: self, slot, site, size_bytes, region: None };
         let device = &coming.guard.shared().device;
         let acquire = |_: &Unlocked<'_>| {
             let device_name = device.name();
             device
                 .acquire_region(size_bytes, domain, memory_type)
-                .inspect(|region| debug!(device_name, %region, size_bytes, %domain, %memory_type, "region acquired"))
+                .map(|region| (region, host_base(&**device, region)))
+                .inspect(|(region, _)| debug!(device_name, %region, size_bytes, %domain, %memory_type, "region acquired"))
                 .inspect_err(|error| debug!(device_name, %error, size_bytes, %domain, %memory_type, "region refused"))
         };
         match coming.guard.unlocked(acquire)? {
-            Ok(region) => {
-                coming.arrive(region);
+            Ok((region, host_base)) => {
+                coming.arrive(region, host_base);
                 Ok(Ok(()))
             }
             Err(source) => {
@@ -132,22 +136,30 @@ impl AllocatorGuard<'_> {
         while let Some(&(slot, region)) = leaving.regions.last() {
             let release = |_: &Unlocked<'_>| {
                 let device_name = device.name();
+                let host_base = host_base(&**device, region);
                 device
                     .release_region(region)
-                    .inspect(|()| debug!(device_name, %region, "region released"))
+                    .map(|()| host_base)
+                    .inspect(|_| debug!(device_name, %region, "region released"))
                     .inspect_err(|error| debug!(device_name, %region, %error, "region not released"))
             };
             let released = leaving.guard.unlocked(release)?;
-            if released.is_ok() {
+            if let Ok(host_base) = released {
+                let shared = leaving.guard.shared();
                 let arena = &mut leaving.guard.state()?.arena;
-                returned_bytes += arena.region_to_acquire(slot).0;
+                let size_bytes = arena.region_to_acquire(slot).0;
+                returned_bytes += size_bytes;
                 arena.region_released(slot);
                 leaving.regions.pop();
+                if shared.history.is_on() {
+                    let region = EventRegion { region_id: region, host_base, size_bytes };
+                    shared.history.record(EventKind::RegionReleased(region), 0);
+                }
             } else {
                 leaving.keep_last();
             }
             leaving.guard.shared().region_changed.notify_all();
-            result = result.and(released);
+            result = result.and(released.map(drop));
         }
         result?;
         Ok(returned_bytes)
@@ -241,12 +253,16 @@ impl Drop for HeldSpans<'_, '_> {
 struct ComingRegion<'g, 'a> {
     guard: &'g mut AllocatorGuard<'a>,
     slot: RegionSlot,
-    region: Option<RegionId>,
+    /// Where the request comes from that it is for.
+    site: u32,
+    size_bytes: u64,
+    /// With the host address of its first byte.
+    region: Option<(RegionId, u64)>,
 }
 
 impl ComingRegion<'_, '_> {
-    fn arrive(mut self, region: RegionId) {
-        self.region = Some(region);
+    fn arrive(mut self, region: RegionId, host_base: u64) {
+        self.region = Some((region, host_base));
     }
 }
 
@@ -255,12 +271,22 @@ impl Drop for ComingRegion<'_, '_> {
         let shared = self.guard.shared();
         let Ok(state) = self.guard.state() else { return };
         match self.region {
-            Some(region) => {
+            Some((region, host_base)) => {
                 state.arena.region_acquired(self.slot, region);
                 shared.parking.note_region(self.slot, region);
+                if shared.history.is_on() {
+                    let region = EventRegion { region_id: region, host_base, size_bytes: self.size_bytes };
+                    let site = shared.history.shown(self.site);
+                    shared.history.record(EventKind::RegionAcquired(region), site);
+                }
             }
             None => state.arena.region_failed(self.slot),
         }
         shared.region_changed.notify_all();
     }
+}
+
+/// The host address of a region's first byte, for the history; 0 if there is none. Calls the device.
+fn host_base(device: &dyn Device, region_id: RegionId) -> u64 {
+    device.host_address(VirtualAddress { region_id, offset_bytes: 0 }).map_or(0, |address| address as u64)
 }

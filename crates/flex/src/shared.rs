@@ -3,10 +3,12 @@
 use std::sync::{Arc, PoisonError, Weak};
 
 use crate::address::Chunk;
+use crate::arena::snapshot::BlockFacts;
 use crate::arena::{Arena, BlockHandle, Chunks, Placed, Request, Unplaced};
 use crate::device::Device;
 use crate::error::FlexError;
 use crate::fork::is_forked;
+use crate::history::{EventBlock, EventKind, History};
 use crate::magazines::parking::ParkingRules;
 use crate::magazines::tally::Amounts;
 use crate::magazines::{Magazine, Parking};
@@ -40,6 +42,7 @@ pub(crate) struct Shared {
     /// Raised by a free that found the mutex taken, lowered when its block is back or pending.
     pub(crate) frees_in_flight: AtomicUsize,
     pub(crate) counters: Arc<PressureCounters>,
+    pub(crate) history: Arc<History>,
     /// Fill fresh and freed blocks with a pattern.
     pub(crate) poison: bool,
     /// Which device of the process it is.
@@ -49,6 +52,9 @@ pub(crate) struct Shared {
     /// Itself.
     pub(crate) this: Weak<Shared>,
 }
+
+/// The event of a free, once the right to it has been won: at once, or only requested.
+pub(crate) type Claimed = fn(EventBlock) -> EventKind;
 
 /// What the mutex protects.
 pub(crate) struct State {
@@ -81,6 +87,9 @@ impl Shared {
                 return self.release_parked(state, block.handle);
             }
             let Some(record) = self.pending.record(block.handle.index) else { return };
+            if self.history.is_on() {
+                self.history.record(EventKind::FreeCompleted(self.event_block(&record)), 0);
+            }
             self.release_claimed(state, block.handle, &record);
         });
         self.serve(state);
@@ -132,15 +141,47 @@ impl Shared {
         if collecting::kind().is_some() {
             self.counters.count_freed(record.size_bytes());
         }
-        match self.park(link, handle, &record) {
+        if self.history.is_on() {
+            return self.free_recorded(link, handle, &record);
+        }
+        self.free_claiming(link, handle, &record, &|_| ())
+    }
+
+    /// As [`free_once`](Self::free_once), with history on.
+    #[cold]
+    #[inline(never)]
+    fn free_recorded(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> bool {
+        let site = self.history.free_site();
+        let block = self.event_block(record);
+        self.free_claiming(link, handle, record, &|kind| {
+            self.history.record(kind(block), site);
+        })
+    }
+
+    /// Calls `claimed` when this thread has won the right to free the block, before anybody can use it again.
+    #[inline(always)]
+    fn free_claiming(
+        &self,
+        link: &Link,
+        handle: BlockHandle,
+        record: &BlockRecord,
+        claimed: &impl Fn(Claimed),
+    ) -> bool {
+        match self.park(link, handle, record, claimed) {
             Parking::Parked => true,
             Parking::Stale => false,
-            Parking::Refused => self.free_directly(link, handle, &record),
+            Parking::Refused => self.free_directly(link, handle, record, claimed),
         }
     }
 
     /// Frees a block without parking it; `false` if the handle is stale.
-    fn free_directly(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> bool {
+    fn free_directly(
+        &self,
+        link: &Link,
+        handle: BlockHandle,
+        record: &BlockRecord,
+        claimed: &impl Fn(Claimed),
+    ) -> bool {
         if let Some(mut guard) = self.try_lock() {
             let shared = guard.shared();
             let Ok(state) = guard.state() else { return true };
@@ -148,13 +189,14 @@ impl Shared {
             if !link.claim(handle) {
                 return false;
             }
+            claimed(EventKind::Freed);
             shared.release_claimed(state, handle, record);
             shared.serve(state);
             shared.drain(state);
             return true;
         }
         let _in_flight = InFlight::new(&self.frees_in_flight);
-        if !self.pending.push(link, handle) {
+        if !self.pending.push(link, handle, || claimed(EventKind::FreeRequested)) {
             return false;
         }
         self.after_unlock();
@@ -201,6 +243,31 @@ impl Shared {
     #[inline]
     pub(crate) fn prepare(&self, arena: &Arena, placed: &Placed) {
         self.pending.prepare(placed.handle, &arena.record_of(placed.handle));
+    }
+
+    /// Records that a block was handed out, if history is on. `site` was found before, or is found here. The mutex is
+    /// free.
+    #[inline]
+    pub(crate) fn note_allocation(&self, placed: &Placed, requested_bytes: u64, site: Option<u32>) {
+        if self.history.is_on() {
+            let Chunk { address, size_bytes, .. } = placed.chunk;
+            let block = EventBlock { address, size_bytes, requested_bytes };
+            self.history.record_allocation(placed.handle, block, site);
+        }
+    }
+
+    /// A block as events have it.
+    pub(crate) fn event_block(&self, record: &BlockRecord) -> EventBlock {
+        let Chunk { address, size_bytes, .. } = self.parking.chunk_of(record);
+        EventBlock { address, size_bytes, requested_bytes: size_bytes - u64::from(record.slack_bytes) }
+    }
+
+    /// What a snapshot says of an occupied block.
+    pub(crate) fn facts_of(&self, index: u32) -> Option<BlockFacts> {
+        let slack_bytes = self.pending.record(index)?.slack_bytes;
+        let live = self.pending.live(index);
+        let note = live.map(|handle| self.history.note(handle)).unwrap_or_default();
+        Some(BlockFacts { slack_bytes, freeing: live.is_none(), note })
     }
 
     /// The chunk of a live block.

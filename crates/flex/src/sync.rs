@@ -12,12 +12,12 @@ pub(crate) mod model;
 
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use model::{
-    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local, zeroed,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use self::real::{
-    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local,
+    Arc, Condvar, Mutex, MutexGuard, atomic, barrier, catch_unwind, newest, now, thread, thread_local, zeroed,
 };
 
 #[cfg(not(all(test, any(loom, shuttle))))]
@@ -33,6 +33,12 @@ mod real {
         // Not `fetch_or(0)`: compilers make that a fence and a load, which is slower.
         let read = value.compare_exchange(0, 0, atomic::Ordering::AcqRel, atomic::Ordering::Relaxed);
         read.unwrap_or_else(|value| value)
+    }
+
+    /// So many slots of numbers that are 0, of which the system commits those that are written; `None` if it has none.
+    pub(crate) fn zeroed<const WORDS: usize>(slots: usize) -> Option<Box<[[atomic::AtomicU64; WORDS]]>> {
+        use zerocopy::FromZeros;
+        <[[atomic::AtomicU64; WORDS]]>::new_box_zeroed_with_elems(slots).ok()
     }
 
     pub(crate) mod barrier {

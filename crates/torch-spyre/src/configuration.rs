@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flex::RegionOrder;
 use flex::gate::{CollectPolicy, PolicySettings};
+use flex::history::MAX_ENTRIES;
 
 /// The allocator's settings, in the style of `PYTORCH_CUDA_ALLOC_CONF`.
 const ALLOC_CONF: &str = "TORCH_SPYRE_ALLOC_CONF";
@@ -15,8 +16,7 @@ const MAX_REGIONS: &str = "FLEX_MAX_REGIONS";
 const DOMAINS: &str = "FLEX_NUM_MEMORY_DOMAINS";
 const DEBUG: &str = "TORCH_SPYRE_ALLOC_DEBUG";
 
-const KEYS: &str =
-    "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison";
+const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison, cycles, cycle_warning";
 
 /// The most devices a process may have: a device number is one byte of a tensor's context.
 pub(crate) const MAX_DEVICES: u64 = 64;
@@ -40,6 +40,10 @@ pub(crate) struct Configuration {
     pub(crate) policy: PolicySettings,
     pub(crate) region_order: RegionOrder,
     pub(crate) poison: bool,
+    /// Events kept from the start; 0 for no history.
+    pub(crate) history_entries: u64,
+    pub(crate) cycles: bool,
+    pub(crate) cycle_warning_bytes: Option<u64>,
     pub(crate) kind: DeviceKind,
     pub(crate) max_regions: u32,
     pub(crate) domain_count: u32,
@@ -54,6 +58,9 @@ impl Default for Configuration {
             policy: PolicySettings::default(),
             region_order: RegionOrder::default(),
             poison: false,
+            history_entries: 0,
+            cycles: false,
+            cycle_warning_bytes: None,
             kind: DeviceKind::Sim,
             max_regions: 7,
             domain_count: 1,
@@ -141,6 +148,11 @@ impl Configuration {
             }
             "escalate" => self.policy.escalate = boolean(item, value)?,
             "poison" => self.poison = boolean(item, value)?,
+            "cycles" => self.cycles = boolean(item, value)?,
+            "cycle_warning" => match size_bytes(value) {
+                Some(bytes) => self.cycle_warning_bytes = Some(bytes),
+                None => return bad("a size of at least 128 bytes, such as 64MiB"),
+            },
             "region_order" => {
                 self.region_order = match value {
                     "most_free" => RegionOrder::MostFree,
@@ -148,9 +160,7 @@ impl Configuration {
                     _ => return bad("region_order:most_free or region_order:least_free"),
                 }
             }
-            // Recording events is not part of this version; accepting a number would promise it.
-            "history" if value == "0" => {}
-            "history" => return bad("history:0 (this version records no events)"),
+            "history" => self.history_entries = number(ALLOC_CONF, item, value, 0, MAX_ENTRIES.into())?,
             _ => return bad(KEYS),
         }
         Ok(())

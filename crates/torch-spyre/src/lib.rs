@@ -6,16 +6,18 @@
 //! | `runtime` | the devices and the gate they share, for the life of the process |
 //! | `interpreter` | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
 //! | `torch_abi` | the Rust side of the C ABI to the shim: storages, statistics, statuses |
-//! | `message` | the out-of-memory text |
+//! | `message` | the out-of-memory text; `causes` the part of it that says why, `holders` who holds the memory |
 //! | `bindings` | the functions and classes Python sees |
 //!
-//! Only this crate knows Python, and only `shim/` knows torch's classes.
+//! Only this crate and `python_stacks` know Python, and only `shim/` knows torch's classes.
 //!
 //! The module also exports the C ABI of `include/flex.h`, on the same devices and the same gate: the functions are
 //! those of the crate `flex_c`, and `bindings::device` tells it where the devices are.
 
 mod bindings;
+mod causes;
 mod configuration;
+mod holders;
 mod interpreter;
 mod message;
 mod runtime;
@@ -33,13 +35,24 @@ mod _C {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::bindings::cycles::{
+        cycle_ledger, find_dead_cycles, record_cycles, recording_cycles, reset_cycle_ledger,
+        set_cycle_explainer,
+    };
+    #[pymodule_export]
     use crate::bindings::device::{
         configuration, current_device, device_count, device_properties, ensure_ready, initialize,
         is_in_bad_fork, set_device, shutdown,
     };
     #[pymodule_export]
+    use crate::bindings::held::{
+        frozen_garbage_bytes, live_blocks, live_holders, set_library_folders, set_traceback_finder,
+    };
+    #[pymodule_export]
+    use crate::bindings::history::{is_recording_history, memory_snapshot, record_history, stop_history};
+    #[pymodule_export]
     use crate::bindings::memory::{
-        device_of, empty_cache, mem_get_info, memory_snapshot, memory_stats, reset_accumulated_memory_stats,
+        device_of, empty_cache, mem_get_info, memory_stats, reset_accumulated_memory_stats,
         reset_peak_memory_stats, set_memory_fraction,
     };
     #[pymodule_export]
@@ -48,7 +61,11 @@ mod _C {
         reset_pressure_stats, set_pressure_policy,
     };
     #[pymodule_export]
+    use crate::interpreter::cycles::Garbage;
+    #[pymodule_export]
     use crate::interpreter::hook::PressureEvent;
+    #[pymodule_export]
+    use crate::interpreter::stacks::stacks_status;
 
     /// The torch minor this binary is bound to.
     #[pymodule_export]
@@ -59,8 +76,9 @@ mod _C {
     mod testing {
         #[pymodule_export]
         use crate::bindings::testing::{
-            allocate_attached, allocate_native, allocate_with_pending_exception, census,
-            join_native_attached, largest_free_bytes, request_maxima, validate, wait_for_gate,
+            allocate_attached, allocate_native, allocate_with_pending_exception, capture_stack, census,
+            enable_stacks, join_native_attached, largest_free_bytes, record_history_with_stacks,
+            request_maxima, stack_frames, time_captures, validate, wait_for_gate,
             want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }

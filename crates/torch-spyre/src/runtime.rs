@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flex::fork::is_forked;
 use flex::gate::Gate;
+use flex::history::HistoryOptions;
 use flex::{
     AllocationDirective, AllocatorOptions, BlockHandle, Chunk, DomainId, FlexAllocator, FlexError,
     RegionOrder, Topology,
@@ -14,6 +15,7 @@ use flex::{
 use flex_sim::{RegionIdScheme, SimulatedDevice, SimulatedOptions};
 
 use crate::configuration::{Configuration, DeviceKind};
+use crate::interpreter::stacks;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
@@ -137,6 +139,15 @@ impl DeviceMemory {
         };
         let allocator = simulated(format!("spyre:{index}"), &topology, region_ids, options)?;
         allocator.set_memory_pressure_callback(Some(gate.ladder()))?;
+        if configuration.history_entries > 0 {
+            let max_entries = usize::try_from(configuration.history_entries).unwrap_or(usize::MAX);
+            let sites = Some(stacks::sites());
+            allocator.record_history(Some(HistoryOptions {
+                max_entries,
+                sites,
+                ..HistoryOptions::default()
+            }))?;
+        }
         let domains = (0..topology.domain_count()).map(DomainId);
         let tensors = AllocationDirective::builder().domains(domains).build()?;
         Ok(DeviceMemory { index, allocator, topology, tensors })

@@ -14,6 +14,7 @@ use super::replay::Replay;
 use crate::peers::Peer;
 use crate::peers::flex_arena::FlexArena;
 use crate::peers::flex_locked::FlexLocked;
+use crate::peers::flex_recording::FlexRecording;
 use crate::peers::flex_region::FlexRegion;
 use crate::peers::floor::Floor;
 use crate::peers::offset_allocator::OffsetAllocator;
@@ -34,6 +35,8 @@ pub(crate) enum Subject {
     Arena,
     /// `FlexAllocator`.
     Locked,
+    /// `FlexAllocator` with its history on.
+    Recording,
     /// A peer, to compare; not in the baselines.
     OffsetAllocator,
     /// A peer, to compare; not in the baselines.
@@ -42,7 +45,8 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// What the baselines hold.
-    const HELD: [Subject; 4] = [Subject::Floor, Subject::Search, Subject::Arena, Subject::Locked];
+    const HELD: [Subject; 5] =
+        [Subject::Floor, Subject::Search, Subject::Arena, Subject::Locked, Subject::Recording];
 
     /// Plays a workload twice: what callgrind counts.
     ///
@@ -56,6 +60,7 @@ impl Subject {
             Subject::Search => warm_then_measure::<FlexRegion>(&trace),
             Subject::Arena => warm_then_measure::<FlexArena>(&trace),
             Subject::Locked => warm_then_measure::<FlexLocked>(&trace),
+            Subject::Recording => warm_then_measure::<FlexRecording>(&trace),
             Subject::OffsetAllocator => warm_then_measure::<OffsetAllocator>(&trace),
             Subject::Vma => warm_then_measure::<VmaMinMemory>(&trace),
         }

@@ -1,6 +1,7 @@
 //! The measurements. Each takes contenders and traces and gives figures; what they are held against is in `report`.
 
 pub(crate) mod clock;
+pub(crate) mod history;
 pub(crate) mod instructions;
 pub(crate) mod latency;
 pub(crate) mod locked;

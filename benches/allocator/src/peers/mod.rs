@@ -6,6 +6,7 @@
 pub(crate) mod best_fit;
 pub(crate) mod flex_arena;
 pub(crate) mod flex_locked;
+pub(crate) mod flex_recording;
 pub(crate) mod flex_region;
 pub(crate) mod floor;
 pub(crate) mod mimalloc;

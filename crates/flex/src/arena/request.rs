@@ -30,6 +30,8 @@ pub(crate) struct Request {
     pub(crate) memory_type: MemoryType,
     /// Regions the device refused to this request: not asked for again on its behalf.
     pub(crate) refused: SmallVec<[RegionSlot; 2]>,
+    /// Where in the program it comes from, while history is on.
+    pub(crate) site: u32,
     /// How many chunks the allocation has; one unless interleaved.
     chunk_count: usize,
     /// Size of each chunk, rounded up.
@@ -72,6 +74,7 @@ impl Request {
             domains: copy_of(directive.domains()),
             memory_type: directive.memory_type(),
             refused: SmallVec::new(),
+            site: 0,
             chunk_count,
             chunk_bytes,
         })

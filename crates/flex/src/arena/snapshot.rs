@@ -6,6 +6,7 @@ use super::blocks::{NIL, Node};
 use super::region::Region;
 use super::{Arena, bytes_of};
 use crate::directive::MemoryType;
+use crate::history::BlockNote;
 use crate::units::{DomainId, RegionId};
 
 /// An acquired region and its blocks, in the order of their offsets.
@@ -34,22 +35,51 @@ pub struct BlockSnapshot {
     pub requested_bytes: u64,
     /// Whether the block is allocated.
     pub occupied: bool,
+    /// Whether its owner has freed it: another thread is just giving it back.
+    pub freeing: bool,
+    /// Where in the program it was allocated, as the history's provider of sites has it; 0 if that is not known.
+    pub site: u32,
+    /// When, in nanoseconds since 1970; 0 if that is not known.
+    pub allocated_ns: u64,
+}
+
+/// What is known of an occupied block beside its node.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct BlockFacts {
+    pub(crate) slack_bytes: u8,
+    pub(crate) freeing: bool,
+    pub(crate) note: BlockNote,
 }
 
 impl Node {
-    fn snapshot(&self, slack_bytes: u8) -> BlockSnapshot {
+    fn snapshot(&self, facts: BlockFacts) -> BlockSnapshot {
         let size_bytes = bytes_of(self.size_units);
-        let occupied = self.state.is_occupied();
-        let requested_bytes = if occupied { size_bytes - u64::from(slack_bytes) } else { 0 };
-        BlockSnapshot { offset_bytes: bytes_of(self.offset_units), size_bytes, requested_bytes, occupied }
+        let mut block = BlockSnapshot {
+            offset_bytes: bytes_of(self.offset_units),
+            size_bytes,
+            requested_bytes: 0,
+            occupied: self.state.is_occupied(),
+            freeing: false,
+            site: 0,
+            allocated_ns: 0,
+        };
+        if block.occupied {
+            block.requested_bytes = size_bytes - u64::from(facts.slack_bytes);
+            block.freeing = facts.freeing;
+            block.site = facts.note.site;
+            block.allocated_ns = facts.note.time_ns;
+        }
+        block
     }
 }
 
 impl Arena {
-    /// All acquired regions with their blocks, by slot. `slack_of` says what an occupied block has beyond the bytes
-    /// asked for; its node may not know the newest request that it serves.
-    pub(crate) fn snapshot_with(&self, slack_of: impl Fn(u32) -> Option<u8>) -> Vec<RegionSnapshot> {
-        let block = |(index, node): (u32, &Node)| node.snapshot(slack_of(index).unwrap_or(node.slack_bytes));
+    /// All acquired regions with their blocks, by slot. `facts_of` says what is known of an occupied block; its node
+    /// may not know the newest request that it serves.
+    pub(crate) fn snapshot_with(&self, facts_of: impl Fn(u32) -> Option<BlockFacts>) -> Vec<RegionSnapshot> {
+        let of_node = |node: &Node| BlockFacts { slack_bytes: node.slack_bytes, ..BlockFacts::default() };
+        let block =
+            |(index, node): (u32, &Node)| node.snapshot(facts_of(index).unwrap_or_else(|| of_node(node)));
         let regions = self.regions.iter().filter_map(|region| {
             let region_id = region.present_id()?;
             Some(RegionSnapshot {

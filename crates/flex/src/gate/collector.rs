@@ -15,7 +15,7 @@ use tracing::debug;
 use super::flight::{LandOnDrop, Missed, Outcome};
 use super::hooks;
 use super::job::{Answer, Job, Phase, Task};
-use super::{Gate, Generation, Petition, State, ThreadToken};
+use super::{FailedRequest, Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
@@ -64,14 +64,14 @@ impl Gate {
     }
 
     /// What the interpreter says about memory that is still held; nothing if it cannot be asked in time.
-    pub(super) fn hints(&self, proof: &Unlocked<'_>, petition: &Petition) -> Hints {
+    pub(super) fn hints(&self, proof: &Unlocked<'_>, petition: &Petition, failed: FailedRequest) -> Hints {
         if is_forked() || self.is_closing() {
             return Hints::default();
         }
         if petition.entry.attached {
-            return self.reclaimer.hints(proof, petition.entry.thread_ident);
+            return self.reclaimer.hints(proof, &failed);
         }
-        match self.ask_collector(Task::Hints, petition) {
+        match self.ask_collector(Task::Hints(failed), petition) {
             Ok(Answer::Hints(hints)) => hints,
             _ => Hints::default(),
         }
@@ -143,7 +143,7 @@ impl Gate {
                 }
                 late
             }
-            Task::Hints => false,
+            Task::Hints(_) => false,
         }
     }
 
@@ -240,7 +240,7 @@ impl Gate {
             match job.task {
                 Task::Collect { generation, epoch } => state.land(epoch, generation, Err(reason.into())),
                 Task::Hook { .. } if job.phase() == Phase::Abandoned => state.hooks.end_run(),
-                Task::Hook { .. } | Task::Hints => {}
+                Task::Hook { .. } | Task::Hints(_) => {}
             }
             self.changed.notify_all();
         }
@@ -309,7 +309,7 @@ impl Gate {
     fn answer(&self, proof: &Unlocked<'_>, me: ThreadToken, job: &Job) -> Answer {
         let petition = &job.petition;
         match &job.task {
-            Task::Hints => Answer::Hints(self.reclaimer.hints(proof, petition.entry.thread_ident)),
+            Task::Hints(failed) => Answer::Hints(self.reclaimer.hints(proof, failed)),
             _ if self.is_alone(proof, me, petition) => Answer::Alone,
             Task::Hook { hook, event } => {
                 hooks::call(proof, petition, &**hook, event);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::flight::Outcome;
 use super::hooks::{HookEvent, PressureHook};
-use super::{Generation, Petition};
+use super::{FailedRequest, Generation, Petition};
 use crate::pressure::{Hints, SkipReason};
 
 /// What a collector thread is asked to do.
@@ -19,11 +19,11 @@ pub(super) enum Task {
     /// Call a user hook.
     Hook { hook: Arc<dyn PressureHook>, event: HookEvent },
     /// Ask the interpreter why memory may still be held.
-    Hints,
+    Hints(FailedRequest),
 }
 
 /// What it answers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Answer {
     /// The collection ended.
     Collected(Outcome),
@@ -41,7 +41,7 @@ impl fmt::Display for Task {
         match self {
             Task::Collect { generation, .. } => write!(formatter, "{generation:?} collection"),
             Task::Hook { .. } => formatter.write_str("hook"),
-            Task::Hints => formatter.write_str("hints"),
+            Task::Hints(_) => formatter.write_str("hints"),
         }
     }
 }

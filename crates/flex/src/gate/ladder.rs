@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::flight::{Missed, Turn};
 use super::hooks::{HookRun, HookTurn};
-use super::{CollectPolicy, Gate, Generation, Petition, PolicySettings};
+use super::{CollectPolicy, FailedRequest, Gate, Generation, Petition, PolicySettings};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
 use crate::pressure::collecting::{self, CollectionKind};
@@ -31,6 +31,9 @@ const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 
 /// How long the interpreter may take to explain a failure; on a busy machine attaching alone takes a while.
 const HINTS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The same where it also looks for garbage that no collection has freed.
+const GARBAGE_HINTS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The same after a request that has waited for the interpreter in vain.
 const LATE_HINTS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -88,7 +91,7 @@ enum Step {
 
 impl<'a> Climb<'a> {
     fn start(gate: &'a Gate, guard: &mut AllocatorGuard<'_>) -> Result<Self, Forked> {
-        let counters = Arc::clone(guard.counters());
+        let (counters, history) = (Arc::clone(guard.counters()), Arc::clone(guard.history()));
         let (reclaimed_at_start, freed_at_start) = (counters.reclaimed(), counters.collection_freed());
         let policy = gate.policy();
         let deadline = deadline_in(policy.timeout);
@@ -97,7 +100,7 @@ impl<'a> Climb<'a> {
         let grant = gate.grant();
         let waker = Some(Waker::from(Arc::clone(&grant)));
         let interrupted = Arc::new(AtomicBool::new(false));
-        let petition = Petition { entry, deadline, respect_disable, counters, grant, interrupted };
+        let petition = Petition { entry, deadline, respect_disable, counters, history, grant, interrupted };
         Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 
@@ -124,12 +127,29 @@ impl<'a> Climb<'a> {
         let may_ask = self.petition.entry.unavailable.is_none()
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
-            let timeout = if request.report.timed_out { LATE_HINTS_TIMEOUT } else { HINTS_TIMEOUT };
+            let failed = self.failed(guard, request);
+            let timeout = if request.report.timed_out {
+                LATE_HINTS_TIMEOUT
+            } else if failed.may_have_garbage {
+                GARBAGE_HINTS_TIMEOUT
+            } else {
+                HINTS_TIMEOUT
+            };
             let petition = Petition { deadline: now() + timeout, ..self.petition.clone() };
-            request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition))?;
+            request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition, failed))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
         Ok(())
+    }
+
+    /// What the interpreter is told about the request when it fails.
+    fn failed(&self, guard: &AllocatorGuard<'_>, request: &PressureRequest) -> FailedRequest {
+        let report = &request.report;
+        FailedRequest {
+            thread_ident: self.petition.entry.thread_ident,
+            device: guard.shared().ordinal,
+            may_have_garbage: report.full_collections == 0 && !report.timed_out,
+        }
     }
 
     /// Hooks run under every policy, but not inside a collection or for another interpreter's thread.

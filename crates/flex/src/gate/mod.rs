@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 pub use census::Census;
 pub use hooks::{HookEvent, HookId, HookOutcome, PressureHook};
 pub use policy::{CollectPolicy, PolicySettings};
-pub use reclaimer::{Collected, Entry, Generation, Reclaimer, ThreadToken};
+pub use reclaimer::{Collected, Entry, FailedRequest, Generation, Reclaimer, ThreadToken};
 
 use flight::{Flight, Landing};
 use hooks::Hooks;
@@ -36,6 +36,7 @@ use ladder::Ladder;
 use policy::Policy;
 
 use crate::fork::{Forked, is_forked};
+use crate::history::{EventKind, History};
 use crate::pressure::{PressureCounters, SharedCallback};
 use crate::rank;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -86,6 +87,7 @@ struct Petition {
     deadline: Instant,
     respect_disable: bool,
     counters: Arc<PressureCounters>,
+    history: Arc<History>,
     grant: Arc<Grant>,
     /// A hook or a collection that ran for it was interrupted by the user, on whatever thread.
     interrupted: Arc<AtomicBool>,
@@ -113,6 +115,14 @@ impl Wake for Grant {
 impl Petition {
     fn is_late(&self) -> bool {
         now() >= self.deadline
+    }
+
+    /// Records a collection that ran for it, on whatever thread.
+    fn record_collection(&self, generation: Generation, collected: &Collected, reclaimed_bytes: u64) {
+        if self.history.is_on() {
+            let &Collected { objects, elapsed, .. } = collected;
+            self.history.record(EventKind::Collected { generation, objects, reclaimed_bytes, elapsed }, 0);
+        }
     }
 
     fn note_interrupt(&self, interrupted: bool) {

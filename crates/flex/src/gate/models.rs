@@ -41,6 +41,7 @@ impl World {
             deadline: now() + Duration::from_secs(10),
             respect_disable: false,
             counters: Arc::default(),
+            history: Arc::default(),
             grant,
             interrupted: Arc::default(),
         };

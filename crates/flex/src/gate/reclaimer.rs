@@ -52,6 +52,17 @@ pub struct Collected {
     pub elapsed: Duration,
 }
 
+/// A request that is about to fail, for which the interpreter is asked why.
+#[derive(Debug, Clone, Copy)]
+pub struct FailedRequest {
+    /// What the interpreter calls the thread that asked for memory.
+    pub thread_ident: u64,
+    /// Which device of the process is exhausted: [`AllocatorOptions::ordinal`](crate::AllocatorOptions).
+    pub device: u32,
+    /// No full collection has run for it, and there is time to look for garbage.
+    pub may_have_garbage: bool,
+}
+
 /// The interpreter whose collector a gate runs. One gate per interpreter.
 pub trait Reclaimer: Send + Sync + 'static {
     /// Describes the calling thread. Neither blocks nor attaches.
@@ -63,9 +74,8 @@ pub trait Reclaimer: Send + Sync + 'static {
     /// Whether the program's automatic collector is enabled. The calling thread is attached.
     fn collector_enabled(&self, proof: &Unlocked<'_>) -> bool;
 
-    /// Why memory may still be held, as far as the interpreter can tell about the thread that asked. The calling
-    /// thread is attached.
-    fn hints(&self, proof: &Unlocked<'_>, thread_ident: u64) -> Hints;
+    /// Why memory may still be held, as far as the interpreter can tell. The calling thread is attached.
+    fn hints(&self, proof: &Unlocked<'_>, failed: &FailedRequest) -> Hints;
 
     /// Runs `body` detached. The calling thread is attached before and after.
     fn detached(&self, proof: &Unlocked<'_>, body: &mut dyn FnMut());

@@ -13,8 +13,9 @@ use crate::address::{Chunk, VirtualAddress};
 use crate::arena::{BlockHandle, Placed, RegionSlot};
 use crate::directive::{AllocationDirective, Lane, MemoryType, PlacementPolicy};
 use crate::fork::is_forked;
+use crate::history::EventKind;
 use crate::pending::{BlockRecord, DRAIN_LIMIT, Link};
-use crate::shared::{InFlight, Shared, State};
+use crate::shared::{Claimed, InFlight, Shared, State};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::barrier;
@@ -188,12 +189,19 @@ impl Shared {
 
     /// Parks a block instead of freeing it, if blocks like it are parked.
     #[inline]
-    pub(crate) fn park(&self, link: &Link, handle: BlockHandle, record: &BlockRecord) -> Parking {
+    pub(crate) fn park(
+        &self,
+        link: &Link,
+        handle: BlockHandle,
+        record: &BlockRecord,
+        claimed: &impl Fn(Claimed),
+    ) -> Parking {
         if self.parking.is_suspended() {
             return Parking::Refused;
         }
         let Some(class) = self.parking.class_of(record) else { return Parking::Refused };
-        match thread::with_own(self.id, |magazine| self.park_in(magazine, class, link, handle, record)) {
+        let park = |magazine: &Magazine| self.park_in(magazine, class, link, handle, record, claimed);
+        match thread::with_own(self.id, park) {
             Own::Used(parking) => parking,
             Own::Missing => {
                 self.give_this_thread_a_magazine();
@@ -211,14 +219,16 @@ impl Shared {
         link: &Link,
         handle: BlockHandle,
         record: &BlockRecord,
+        claimed: &impl Fn(Claimed),
     ) -> Parking {
         let rack = magazine.rack_of(class);
         if !rack.holds(class) || rack.is_full() {
-            return self.park_in_place_of_others(magazine, class, link, handle, record);
+            return self.park_in_place_of_others(magazine, class, link, handle, record, claimed);
         }
         if !link.claim(handle) {
             return Parking::Stale;
         }
+        claimed(EventKind::Freed);
         if self.is_suspended_after_pushing(magazine, rack, handle, record) {
             self.give_back_newest(rack);
         }
@@ -234,6 +244,7 @@ impl Shared {
         link: &Link,
         handle: BlockHandle,
         record: &BlockRecord,
+        claimed: &impl Fn(Claimed),
     ) -> Parking {
         let rack = magazine.rack_of(class);
         let holds = rack.holds(class);
@@ -243,6 +254,7 @@ impl Shared {
         if !link.claim(handle) {
             return Parking::Stale;
         }
+        claimed(EventKind::Freed);
         // Until they are back in the arena a request in need waits for them.
         let _in_flight = InFlight::new(&self.frees_in_flight);
         let mut displaced = if holds { rack.overflow() } else { rack.adopt(class, self.parking.most_bytes) };

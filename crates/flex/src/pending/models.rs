@@ -24,7 +24,7 @@ fn list(blocks: u32) -> Arc<PendingFrees> {
 }
 
 fn push(pending: &PendingFrees, handle: BlockHandle) -> bool {
-    pending.push(pending.link(handle.index).unwrap(), handle)
+    pending.push(pending.link(handle.index).unwrap(), handle, || ())
 }
 
 fn drain_into(pending: &PendingFrees, seen: &mut HashSet<BlockHandle>) {

@@ -9,9 +9,10 @@ use super::counters::PressureCounters;
 use super::report::{ReclaimReport, SkipReason};
 use super::request::PressureRequest;
 use super::{MAX_ATTEMPTS, SharedCallback, Verdict};
-use crate::arena::{Chunks, Request};
+use crate::arena::{Chunks, Figures, Request};
 use crate::error::{FlexError, OutOfMemory};
 use crate::fork::Forked;
+use crate::history::{EventKind, History, PressureOutcome};
 use crate::lock::AllocatorGuard;
 use crate::sync::now;
 
@@ -65,6 +66,15 @@ impl<'g, 'a> Event<'g, 'a> {
     fn begin(guard: &'g mut AllocatorGuard<'a>, request: PressureRequest) -> Self {
         let resets = guard.counters().resets();
         PressureCounters::add(&guard.counters().events, 1);
+        let history = guard.history();
+        if history.is_on() {
+            let began = EventKind::PressureBegan {
+                requested_bytes: request.requested_bytes(),
+                free_bytes: request.free_bytes(),
+                largest_free_bytes: request.largest_free_bytes(),
+            };
+            history.record(began, history.shown(request.placement.site));
+        }
         Event { guard, request, began: now(), resets, rescued: false }
     }
 
@@ -88,7 +98,7 @@ impl<'g, 'a> Event<'g, 'a> {
     /// region, that is the error.
     fn end(mut self, reported: &mut Option<ReclaimReport>) -> Result<Chunks, FlexError> {
         let served = self.guard.search(&mut self.request)?;
-        *reported = Some(self.request.report);
+        *reported = Some(self.request.report.clone());
         if served && let Some(chunks) = self.request.granted.take() {
             self.rescued = true;
             return Ok(chunks);
@@ -120,7 +130,13 @@ impl Drop for Event<'_, '_> {
         {
             counters.count_skip(reason);
         }
-        counters.count_request(now().saturating_duration_since(self.began), self.request.own_collections);
+        let elapsed = now().saturating_duration_since(self.began);
+        counters.count_request(elapsed, self.request.own_collections);
+        let history = self.guard.history();
+        if history.is_on() {
+            let outcome = PressureOutcome::new(self.request.requested_bytes(), self.rescued, elapsed, report);
+            history.record(EventKind::PressureEnded(outcome), history.shown(self.request.placement.site));
+        }
         give_back(self.guard, &mut self.request);
     }
 }
@@ -150,16 +166,29 @@ pub(crate) fn out_of_memory(
     let state = guard.state()?;
     state.arena.count_out_of_memory();
     let figures = state.arena.figures(&request.placement);
+    let limit_bytes = state.arena.limit_bytes(request.placement.memory_type);
+    record_out_of_memory(guard.history(), request, &figures);
     Ok(FlexError::OutOfMemory(Box::new(OutOfMemory {
         requested_bytes: request.placement.requested_bytes,
         capacity_bytes: figures.capacity_bytes,
         free_bytes: figures.free_bytes,
         largest_free_bytes: figures.largest_free_bytes,
         largest_region_bytes: figures.largest_region_bytes,
-        limit_bytes: state.arena.limit_bytes(request.placement.memory_type),
+        limit_bytes,
         domains: request.placement.domains.clone(),
         memory_type: request.placement.memory_type,
         possible,
-        reclaim: request.report,
+        reclaim: request.report.clone(),
     })))
+}
+
+fn record_out_of_memory(history: &History, request: &PressureRequest, figures: &Figures) {
+    if history.is_on() {
+        let event = EventKind::OutOfMemory {
+            requested_bytes: request.placement.requested_bytes,
+            free_bytes: figures.free_bytes,
+            largest_free_bytes: figures.largest_free_bytes,
+        };
+        history.record(event, history.shown(request.placement.site));
+    }
 }

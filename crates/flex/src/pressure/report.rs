@@ -3,6 +3,7 @@
 //! Plain data, no lock. The ladder fills it in while the allocator mutex is free; the allocator attaches it
 //! to the error together with the figures of the last failed search.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why a request could not run a collection.
@@ -58,16 +59,22 @@ impl SkipReason {
 }
 
 /// Facts about the interpreter that explain why memory may still be held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hints {
-    /// Objects are frozen (`gc.freeze`), so their cycles are never collected.
+    /// Objects are frozen (`gc.freeze`), so their cycles are never collected, and what those hold is not known.
     pub frozen_objects: bool,
-    /// A live traceback or exception may hold tensors.
+    /// A live traceback or exception may hold tensors; how much is not known.
     pub live_traceback: bool,
+    /// What only frozen garbage holds, in words: a sentence.
+    pub frozen: Option<Arc<str>>,
+    /// What only live tracebacks hold, in words: a sentence.
+    pub traceback: Option<Arc<str>>,
+    /// What only dead cycles hold, in words: a sentence about a device that no collection has cleared.
+    pub dead_cycles: Option<Arc<str>>,
 }
 
 /// What was tried for a request before it was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReclaimReport {
     /// Young collections that ran for this request.
     pub young_collections: u32,

@@ -34,7 +34,15 @@ pub(crate) use checked_thread_local as thread_local;
 pub(crate) use checker::sync::Arc;
 
 pub(crate) mod atomic {
-    pub(crate) use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use super::checker::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+}
+
+/// As std's, in memory that is there at once.
+pub(crate) fn zeroed<const WORDS: usize>(slots: usize) -> Option<Box<[[atomic::AtomicU64; WORDS]]>> {
+    let slot = || std::array::from_fn(|_| atomic::AtomicU64::new(0));
+    Some(std::iter::repeat_with(slot).take(slots).collect())
 }
 
 pub(crate) mod barrier {

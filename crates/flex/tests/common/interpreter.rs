@@ -14,7 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use flex::gate::{Collected, Entry, Generation, Reclaimer, ThreadToken};
+use flex::gate::{Collected, Entry, FailedRequest, Generation, Reclaimer, ThreadToken};
 use flex::pressure::collecting::{self, Gaps, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use flex::rank::assert_unlocked;
@@ -323,10 +323,10 @@ impl Reclaimer for FakeInterpreter {
         !self.disabled.load(Ordering::SeqCst)
     }
 
-    fn hints(&self, _proof: &Unlocked<'_>, _thread_ident: u64) -> Hints {
+    fn hints(&self, _proof: &Unlocked<'_>, _failed: &FailedRequest) -> Hints {
         assert!(ATTACHED.get());
         self.hints_asked.fetch_add(1, Ordering::SeqCst);
-        Hints { frozen_objects: true, live_traceback: false }
+        Hints { frozen_objects: true, ..Hints::default() }
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
 use crate::configuration::{Configuration, DeviceKind, collect_policy_name};
+use crate::interpreter::stacks;
 use crate::runtime::{self, Runtime, region_order_name, runtime};
 use crate::{interpreter, torch_abi};
 
@@ -29,7 +30,12 @@ pub(crate) fn initialize(py: Python<'_>) -> PyResult<()> {
 fn make_runtime(py: Python<'_>) -> PyResult<()> {
     let configuration = Configuration::from_environment().map_err(value_error)?;
     let gate = interpreter::new_gate(py, configuration.policy)?;
+    let warn_bytes = configuration.cycle_warning_bytes;
+    interpreter::cycles::record(configuration.cycles || warn_bytes.is_some(), warn_bytes);
     let total = configuration.device_memory_bytes;
+    if configuration.history_entries > 0 {
+        stacks::enable(py)?;
+    }
     Runtime::publish(configuration, gate).map_err(|error| {
         value_error(format!("TORCH_SPYRE_ALLOC_CONF: device_memory of {total} bytes: {error}"))
     })?;
@@ -61,8 +67,10 @@ pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("gc_timeout_ms", configuration.policy.timeout.as_millis())?;
     dict.set_item("escalate", configuration.policy.escalate)?;
     dict.set_item("region_order", region_order_name(configuration.region_order))?;
-    dict.set_item("history", 0)?;
+    dict.set_item("history", configuration.history_entries)?;
     dict.set_item("poison", configuration.poison)?;
+    dict.set_item("cycles", configuration.cycles)?;
+    dict.set_item("cycle_warning", configuration.cycle_warning_bytes)?;
     dict.set_item("device", kind_name(configuration.kind))?;
     dict.set_item("max_regions", configuration.max_regions)?;
     dict.set_item("memory_domains", configuration.domain_count)?;
@@ -130,6 +138,8 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 /// Ends collecting under pressure, at interpreter exit. Allocations go on without it, frees always do.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
+    py.detach(interpreter::stacks::close);
+    interpreter::cycles::record(false, None);
     if let Some(runtime) = runtime() {
         py.detach(|| runtime.gate.close());
     }

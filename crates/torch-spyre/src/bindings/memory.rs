@@ -1,8 +1,8 @@
-//! `torch.spyre.memory`: statistics, snapshots, the cache.
+//! `torch.spyre.memory`: statistics, the cache.
 
-use flex::{BlockSnapshot, RegionSnapshot, Stat, Statistics};
+use flex::{Stat, Statistics};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
 use crate::runtime::{self, Runtime, runtime};
@@ -53,55 +53,6 @@ fn stats(statistics: &Statistics) -> [(&'static str, &Stat); 9] {
 pub(crate) fn mem_get_info(index: i32) -> PyResult<(u64, u64)> {
     let statistics = device(index)?.allocator.statistics().map_err(runtime_error)?;
     Ok((statistics.free_bytes, statistics.capacity_bytes))
-}
-
-/// The acquired regions of a device with their blocks, in the form of `torch.cuda.memory_snapshot`.
-#[pyfunction]
-pub(crate) fn memory_snapshot(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyList>> {
-    let device = device(index)?;
-    let regions = device.allocator.snapshot().map_err(runtime_error)?;
-    let segments = PyList::empty(py);
-    for region in &regions {
-        let base = device.allocator.host_base(region).unwrap_or_default() as u64;
-        segments.append(segment(py, index, base, region)?)?;
-    }
-    Ok(segments)
-}
-
-fn segment<'py>(
-    py: Python<'py>,
-    device: i32,
-    base: u64,
-    region: &RegionSnapshot,
-) -> PyResult<Bound<'py, PyDict>> {
-    let occupied = || region.blocks.iter().filter(|block| block.occupied);
-    let allocated: u64 = occupied().map(|block| block.size_bytes).sum();
-    let requested: u64 = occupied().map(|block| block.requested_bytes).sum();
-    let dict = PyDict::new(py);
-    dict.set_item("device", device)?;
-    dict.set_item("address", base)?;
-    dict.set_item("total_size", region.size_bytes)?;
-    dict.set_item("allocated_size", allocated)?;
-    dict.set_item("active_size", allocated)?;
-    dict.set_item("requested_size", requested)?;
-    dict.set_item("stream", 0)?;
-    dict.set_item("segment_type", "large")?;
-    dict.set_item("segment_pool_id", (0, 0))?;
-    dict.set_item("is_expandable", false)?;
-    dict.set_item("memory_type", region.memory_type.to_string())?;
-    dict.set_item("domain", region.domain.0)?;
-    let blocks = region.blocks.iter().map(|block| block_dict(py, base, block));
-    dict.set_item("blocks", blocks.collect::<PyResult<Vec<_>>>()?)?;
-    Ok(dict)
-}
-
-fn block_dict<'py>(py: Python<'py>, base: u64, block: &BlockSnapshot) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("address", base + block.offset_bytes)?;
-    dict.set_item("size", block.size_bytes)?;
-    dict.set_item("requested_size", block.requested_bytes)?;
-    dict.set_item("state", if block.occupied { "active_allocated" } else { "inactive" })?;
-    Ok(dict)
 }
 
 /// Sets the peaks of a device to its current figures.

@@ -1,7 +1,10 @@
 //! The Python face of the extension module, by area.
 
+pub(crate) mod cycles;
 pub(crate) mod device;
 pub(crate) mod flex_core;
+pub(crate) mod held;
+pub(crate) mod history;
 pub(crate) mod memory;
 pub(crate) mod pressure;
 pub(crate) mod testing;

@@ -23,7 +23,7 @@ fn allocate_and_free(device: &DeviceMemory, nbytes: u64) -> Result<(), String> {
 
 fn describe(error: FlexError, device: &DeviceMemory) -> String {
     match error {
-        FlexError::OutOfMemory(oom) => message::out_of_memory(&oom, device.index),
+        FlexError::OutOfMemory(oom) => message::out_of_memory(&oom, device),
         other => other.to_string(),
     }
 }
@@ -202,4 +202,44 @@ pub(crate) fn while_mutex_is_held<'py>(
         .map_err(|_| PyRuntimeError::new_err("the thread panicked"))?
         .map_err(|_| PyRuntimeError::new_err("the process was forked"))?;
     result
+}
+
+/// Makes stacks readable, as recording history does.
+#[pyfunction]
+pub(crate) fn enable_stacks(py: Python<'_>) -> PyResult<()> {
+    interpreter::stacks::enable(py)
+}
+
+/// The site of the caller's stack, taken detached as in an operator of torch's, or attached.
+#[pyfunction]
+pub(crate) fn capture_stack(py: Python<'_>, attached: bool) -> u32 {
+    if attached { interpreter::stacks::capture() } else { py.detach(interpreter::stacks::capture) }
+}
+
+/// The frames of a site, innermost first: file, function, line.
+#[pyfunction]
+pub(crate) fn stack_frames(site: u32) -> Vec<(String, String, u32)> {
+    let frames = interpreter::stacks::frames(site);
+    frames.into_iter().map(|frame| (frame.filename.to_string(), frame.name.to_string(), frame.line)).collect()
+}
+
+/// Nanoseconds for each of `count` captures of the caller's stack, taken detached.
+#[pyfunction]
+pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
+    py.detach(|| {
+        let began = Instant::now();
+        for _ in 0..count {
+            std::hint::black_box(interpreter::stacks::capture());
+        }
+        began.elapsed().as_nanos() as f64 / f64::from(count.max(1))
+    })
+}
+
+/// Records the history of a device, with stacks.
+#[pyfunction]
+pub(crate) fn record_history_with_stacks(py: Python<'_>, index: i32, max_entries: usize) -> PyResult<()> {
+    interpreter::stacks::enable(py)?;
+    let sites: Arc<dyn flex::history::Sites> = Arc::new(interpreter::stacks::PythonSites);
+    let options = flex::history::HistoryOptions { max_entries, sites: Some(sites), ..Default::default() };
+    device(index)?.allocator.record_history(Some(options)).map_err(runtime_error)
 }

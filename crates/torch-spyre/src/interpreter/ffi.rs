@@ -48,6 +48,10 @@ unsafe extern "C-unwind" {
     fn PyList_GetItem(list: Object, index: isize) -> Object;
     fn PyList_Append(list: Object, item: Object) -> c_int;
     fn PyList_Insert(list: Object, index: isize, item: Object) -> c_int;
+    fn PyList_GetSlice(list: Object, low: isize, high: isize) -> Object;
+    fn PyList_SetSlice(list: Object, low: isize, high: isize, items: Object) -> c_int;
+    fn PyType_GetSlot(kind: Object, slot: c_int) -> *mut c_void;
+    fn PyType_IsSubtype(kind: Object, base: Object) -> c_int;
     fn Py_DecRef(object: Object);
 }
 
@@ -58,6 +62,8 @@ struct Symbols {
     interpreter: Interpreter,
     /// Before 3.12 the collector begins wherever objects are made.
     collects_anywhere: bool,
+    /// A function from 3.14 on, when the layout of objects that a stable build knows has changed.
+    reference_count: Option<unsafe extern "C-unwind" fn(Object) -> isize>,
 }
 
 // SAFETY: function pointers, and a pointer that is only compared and passed back to CPython, which keeps the
@@ -101,6 +107,9 @@ pub(super) fn resolve() -> Result<(), String> {
             ),
             interpreter: PyInterpreterState_Get(),
             collects_anywhere: pyo3::ffi::Py_Version < VERSION_3_12,
+            reference_count: lookup(&[c"Py_REFCNT"]).map(|function| {
+                std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Object) -> isize>(function)
+            }),
         }
     };
     let _ = SYMBOLS.set(symbols);
@@ -166,6 +175,11 @@ pub(super) fn is_ours(state: ThreadState) -> bool {
 pub(super) fn is_main_interpreter() -> bool {
     // SAFETY: attached. The main interpreter is the one with the number 0.
     unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
+}
+
+/// The interpreter that loaded this module.
+pub(super) fn current_interpreter() -> Interpreter {
+    symbols().interpreter
 }
 
 /// Whether the interpreter is shutting down.
@@ -307,6 +321,123 @@ unsafe fn call_with<T>(callable: Object, arguments: Object, take: impl FnOnce(Ob
         PyErr_WriteUnraisable(callable);
         Ended::Raised
     })
+}
+
+/// Calls a Python callable and returns its result, a new reference. The calling thread is attached and has no pending
+/// exception.
+///
+/// # Safety
+/// `callable` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call_for_object(callable: Object, arguments: Object) -> Ended<Object> {
+    // SAFETY: the caller's contract.
+    unsafe { call_with(callable, arguments, |result| result) }
+}
+
+/// Takes the items of a list from `start` on out of it, into a new list. Null if there is no memory for that. The
+/// calling thread is attached.
+///
+/// # Safety
+/// `list` is a live list.
+pub(super) unsafe fn split_list(list: Object, start: isize) -> Object {
+    // SAFETY: the caller's contract. The items live on in the new list, so no Python code runs.
+    parked(|| unsafe {
+        let end = PyList_Size(list);
+        let tail = PyList_GetSlice(list, start, end);
+        if tail.is_null() || PyList_SetSlice(list, start, end, ptr::null_mut()) != 0 {
+            PyErr_Clear();
+        }
+        tail
+    })
+}
+
+/// How many items a list has. The calling thread is attached.
+///
+/// # Safety
+/// `list` is a live list.
+pub(super) unsafe fn list_length(list: Object) -> isize {
+    // SAFETY: the caller's contract.
+    unsafe { PyList_Size(list) }
+}
+
+/// Adds items of one list to another. The calling thread is attached.
+///
+/// # Safety
+/// Both are live lists.
+pub(super) unsafe fn extend_list(list: Object, items: Object) {
+    // SAFETY: the caller's contract.
+    parked(|| unsafe {
+        let end = PyList_Size(list);
+        if PyList_SetSlice(list, end, end, items) != 0 {
+            PyErr_Clear();
+        }
+    });
+}
+
+/// The items of a list, borrowed from it. The calling thread is attached.
+///
+/// # Safety
+/// `list` is a live list.
+pub(super) unsafe fn list_items(list: Object) -> Vec<Object> {
+    // SAFETY: the caller's contract.
+    unsafe { (0..PyList_Size(list)).map(|index| PyList_GetItem(list, index)).collect() }
+}
+
+/// Reports the references of an object to `visit`, as for the collector. The calling thread is attached.
+///
+/// # Safety
+/// `object` is alive, and `visit` may be called with `argument`.
+pub(super) unsafe fn traverse(object: Object, visit: pyo3::ffi::visitproc, argument: *mut c_void) {
+    // SAFETY: the caller's contract. What a type has in that slot is a function of that signature, which runs no Python
+    // code.
+    unsafe {
+        let slot = PyType_GetSlot(pyo3::ffi::Py_TYPE(object).cast(), pyo3::ffi::Py_tp_traverse);
+        if let Some(traverse) = std::mem::transmute::<*mut c_void, Option<pyo3::ffi::traverseproc>>(slot) {
+            traverse(object, visit, argument);
+        }
+    }
+}
+
+/// Has an object of a dead cycle drop its references, as the collector does. May run Python code. The calling thread is
+/// attached and has no pending exception.
+///
+/// # Safety
+/// `object` is alive, and nobody else can reach it.
+pub(super) unsafe fn clear(object: Object) {
+    type Clear = unsafe extern "C-unwind" fn(Object) -> c_int;
+    // SAFETY: the caller's contract. What a type has in that slot is a function of that signature.
+    parked(|| unsafe {
+        let slot = PyType_GetSlot(pyo3::ffi::Py_TYPE(object).cast(), pyo3::ffi::Py_tp_clear);
+        if let Some(clear) = std::mem::transmute::<*mut c_void, Option<Clear>>(slot) {
+            clear(object);
+            if !PyErr_Occurred().is_null() {
+                PyErr_WriteUnraisable(object);
+            }
+        }
+    });
+}
+
+/// How many references an object has. The calling thread is attached.
+///
+/// # Safety
+/// `object` is alive.
+pub(super) unsafe fn reference_count(object: Object) -> isize {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match symbols().reference_count {
+            Some(reference_count) => reference_count(object),
+            None => pyo3::ffi::Py_REFCNT(object),
+        }
+    }
+}
+
+/// Whether an object is an instance of a class or of one that is derived from it; runs no Python code. The calling
+/// thread is attached.
+///
+/// # Safety
+/// Both are alive, and `class` is a type.
+pub(super) unsafe fn is_instance(object: Object, class: Object) -> bool {
+    // SAFETY: the caller's contract.
+    unsafe { PyType_IsSubtype(pyo3::ffi::Py_TYPE(object).cast(), class) != 0 }
 }
 
 /// Interrupts that found CPython's queue full.

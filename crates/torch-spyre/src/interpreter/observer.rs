@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use flex::gate::Gate;
 use flex::pressure::collecting::{self, Gaps};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
 
-use super::ffi;
+use super::{cycles, ffi};
 
 thread_local! {
     static STARTS: Cell<u64> = const { Cell::new(0) };
@@ -44,8 +44,8 @@ impl Observer {
         let callbacks = py.import("gc")?.getattr("callbacks")?.cast_into::<PyList>()?;
         let observer = Observer {
             callbacks: callbacks.into_any().unbind(),
-            first: wrap_pyfunction!(collection_starts, py)?.into_any().unbind(),
-            last: wrap_pyfunction!(collection_stops, py)?.into_any().unbind(),
+            first: wrap_pyfunction!(before_others, py)?.into_any().unbind(),
+            last: wrap_pyfunction!(after_others, py)?.into_any().unbind(),
         };
         observer.ensure_installed();
         Ok(observer)
@@ -86,22 +86,43 @@ pub(super) fn gaps() -> Gaps {
     Gaps(GAPS.load(Ordering::SeqCst))
 }
 
+/// The first entry: called before those of others.
 #[pyfunction]
-fn collection_starts(phase: &str, _info: &Bound<'_, PyAny>) {
+fn before_others(phase: &str, info: &Bound<'_, PyDict>) {
     if phase == "start" {
         STARTS.set(STARTS.get() + 1);
         collecting::begin_foreign(gaps());
+        cycles::collection_begins();
+    } else {
+        cycles::after_collecting(found(info));
     }
 }
 
+/// The last entry: called after those of others.
 #[pyfunction]
-fn collection_stops(phase: &str, _info: &Bound<'_, PyAny>) {
-    if phase == "stop" {
-        STOPS.set(STOPS.get() + 1);
-        collecting::end_foreign();
-        ALL_STOPS.fetch_add(1, Ordering::SeqCst);
-        if let Some(gate) = GATE.get().and_then(Weak::upgrade) {
-            gate.collection_stopped();
-        }
+fn after_others(phase: &str, info: &Bound<'_, PyDict>) {
+    if phase == "start" {
+        cycles::before_collecting();
+        return;
     }
+    // Done already, unless somebody has removed the first entry meanwhile.
+    cycles::after_collecting(found(info));
+    cycles::collection_ends(number(info, "generation"), found(info));
+    STOPS.set(STOPS.get() + 1);
+    collecting::end_foreign();
+    ALL_STOPS.fetch_add(1, Ordering::SeqCst);
+    if let Some(gate) = GATE.get().and_then(Weak::upgrade) {
+        gate.collection_stopped();
+    }
+}
+
+/// How many dead objects a collection has found.
+fn found(info: &Bound<'_, PyDict>) -> usize {
+    number(info, "collected") + number(info, "uncollectable")
+}
+
+/// A number that the collector says about a collection.
+fn number(info: &Bound<'_, PyDict>, name: &str) -> usize {
+    let value = info.get_item(name).ok().flatten();
+    value.and_then(|value| value.extract().ok()).unwrap_or(0)
 }

@@ -12,7 +12,7 @@ use flex::BlockHandle;
 use flex::fork::is_forked;
 
 use super::{Failure, Message, status};
-use crate::interpreter;
+use crate::interpreter::{self, cycles};
 use crate::runtime::{self, DeviceMemory, runtime};
 
 const DEVICE_SHIFT: u32 = 56;
@@ -100,6 +100,7 @@ extern "C" fn spyre_rs_free(context: *mut c_void) {
         let Some((device, handle)) = block_of(context) else { return };
         let bytes = device.allocator.block_size_bytes(handle);
         let observed = observed_address(device, handle);
+        cycles::count_free(device, handle, bytes);
         let result = device.allocator.free_block(handle);
         if let Some(runtime) = runtime()
             && (runtime.configuration.debug || result.is_err())

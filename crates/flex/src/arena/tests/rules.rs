@@ -406,6 +406,9 @@ fn the_snapshot_lists_blocks_in_order() {
         size_bytes,
         requested_bytes,
         occupied,
+        freeing: false,
+        site: 0,
+        allocated_ns: 0,
     };
     assert_eq!(
         arena.snapshot(),

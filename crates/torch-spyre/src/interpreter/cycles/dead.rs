@@ -1,0 +1,163 @@
+//! How much device memory only dead cycles hold now: found without collecting anything.
+//!
+//! The collector's own arithmetic (trial deletion) over what it would look at, `gc.get_objects()`. No finalizer runs,
+//! nothing is freed. It needs that no other thread changes objects meanwhile, and reference counts that are exact, so a
+//! free-threaded build has no answer. No lock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::super::ffi::{self, Ended, Object};
+use super::super::frozen;
+use super::graph::References;
+use super::ledger::Holding;
+use super::{COLLECTOR, Collector, EXPLAINER, Explained, Explainer};
+use crate::message;
+use crate::runtime::{self, DeviceMemory};
+
+/// More objects are not looked at.
+const MOST_OBJECTS: usize = 20_000_000;
+
+/// What only dead cycles hold.
+pub(crate) struct Dead {
+    pub(crate) bytes: u64,
+    /// By holder, the largest first.
+    pub(crate) holdings: Vec<Holding>,
+}
+
+/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out. `None`
+/// on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and has no
+/// pending exception.
+pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> Option<Dead> {
+    let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
+    if collector.free_threaded {
+        return None;
+    }
+    let deadline = Instant::now() + timeout;
+    let all = collector.all_objects(py)?;
+    // SAFETY: attached; the list keeps its items alive.
+    let objects = unsafe { ffi::list_items(all.as_ptr()) };
+    find_among(py, device, explainer, vec![all], &objects, 0, deadline)
+}
+
+/// As [`find`], among the `count` frozen objects: what only garbage among them holds, which the collector does not look
+/// at.
+pub(in crate::interpreter) fn find_frozen(
+    py: Python<'_>,
+    device: &DeviceMemory,
+    count: usize,
+    timeout: Duration,
+) -> Option<Dead> {
+    let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
+    if collector.free_threaded {
+        return None;
+    }
+    let deadline = Instant::now() + timeout;
+    let kept = PyList::empty(py);
+    let frozen = frozen::objects(py, count)?;
+    for object in &frozen {
+        // SAFETY: attached, and alive: no Python code has run since they were listed, and appending runs none.
+        kept.append(unsafe { Bound::from_borrowed_ptr(py, *object) }).ok()?;
+    }
+    let all = collector.all_objects(py)?;
+    // SAFETY: attached; the list keeps its items alive.
+    let mut objects = unsafe { ffi::list_items(all.as_ptr()) };
+    // The new list is among the objects, and refers to the frozen ones for no reason that counts.
+    objects.retain(|object| *object != kept.as_ptr());
+    let first = objects.len();
+    objects.extend(frozen);
+    find_among(py, device, explainer, vec![all, kept.into_any()], &objects, first, deadline)
+}
+
+/// What is dead among the objects from the place `first` on, each of which one of the lists refers to.
+fn find_among<'py>(
+    py: Python<'py>,
+    device: &DeviceMemory,
+    explainer: &Explainer,
+    lists: Vec<Bound<'py, PyAny>>,
+    objects: &[Object],
+    first: usize,
+    deadline: Instant,
+) -> Option<Dead> {
+    if objects.len() > MOST_OBJECTS {
+        return None;
+    }
+    // SAFETY: attached, with a GIL; nobody changes the objects before Python code runs.
+    let references = unsafe { References::among(objects, 1, deadline) }?;
+    let reachable = references.reachable();
+    let dead: Vec<u32> =
+        (first as u32..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
+    let graph = references.graph(&dead);
+    drop(references);
+    // SAFETY: attached; the items are alive.
+    let items = dead.iter().map(|number| unsafe { Bound::from_borrowed_ptr(py, objects[*number as usize]) });
+    let list = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
+    drop(lists);
+    let explained = explainer.explain_graph(py, list.as_any(), graph)?;
+    Some(weigh(explained, device))
+}
+
+/// How long an out-of-memory error is kept waiting for [`hint`].
+const HINT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How many holders a hint names.
+const NAMED: usize = 3;
+
+/// What only dead cycles hold of a device, as a sentence; `None` if that is nothing. As [`find`].
+pub(in crate::interpreter) fn hint(py: Python<'_>, device: u32) -> Option<Arc<str>> {
+    let device = runtime::device(i32::try_from(device).ok()?).ok()?;
+    let Dead { bytes, holdings } = find(py, device, HINT_TIMEOUT).filter(|dead| dead.bytes > 0)?;
+    let mut names: Vec<&str> = Vec::new();
+    for holding in &holdings {
+        if !names.contains(&&*holding.holder.name) && names.len() < NAMED {
+            names.push(&holding.holder.name);
+        }
+    }
+    let held = message::human(bytes);
+    let others = if holdings.len() > NAMED { " and others" } else { "" };
+    Some(format!("{held} is held only by dead reference cycles, by {}{others}.", names.join(", ")).into())
+}
+
+impl Collector {
+    /// What the collector looks at, in a new list. The calling thread is attached and has no pending exception.
+    fn all_objects<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: attached; the function is alive, and its result a new reference.
+        unsafe {
+            match ffi::call_for_object(self.get_objects.as_ptr(), PyTuple::empty(py).as_ptr()) {
+                Ended::Returned(list) => Some(Bound::from_owned_ptr(py, list)),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// Memory of the device that no tensor outside refers to.
+fn weigh(mut explained: Explained, device: &DeviceMemory) -> Dead {
+    let sizes = block_sizes(device);
+    let mut bytes = 0;
+    for (address, (holding, outside)) in std::mem::take(&mut explained.storages) {
+        if let Some(size_bytes) = sizes.get(&address).filter(|_| outside <= 0) {
+            bytes += size_bytes;
+            explained.count(holding, device.index as i32, *size_bytes);
+        }
+    }
+    let mut holdings = explained.holdings;
+    holdings.retain(|holding| holding.blocks > 0);
+    holdings.sort_by_key(|holding| std::cmp::Reverse(holding.bytes));
+    Dead { bytes, holdings }
+}
+
+/// The sizes of a device's blocks by address, in bytes.
+fn block_sizes(device: &DeviceMemory) -> BTreeMap<usize, u64> {
+    let Ok(regions) = device.allocator.snapshot() else { return BTreeMap::new() };
+    let occupied = |region: &flex::RegionSnapshot| {
+        let base = device.allocator.host_base(region).unwrap_or_default();
+        let blocks = region.blocks.iter().filter(|block| block.occupied);
+        blocks.map(move |block| (base + block.offset_bytes as usize, block.size_bytes)).collect::<Vec<_>>()
+    };
+    regions.iter().flat_map(occupied).collect()
+}

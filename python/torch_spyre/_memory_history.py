@@ -1,0 +1,194 @@
+"""Recording what happens in device memory, and snapshots of it in PyTorch's own form.
+
+`torch.cuda._memory_viz` and https://pytorch.org/memory_viz open them unchanged. What is recorded, what it costs and
+what is different from CUDA's: docs/history.md.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any, Literal, TypeAlias
+
+from torch_spyre._index import DeviceLike, existing_index
+from torch_spyre._lifecycle import core, lazy_init
+
+Snapshot: TypeAlias = dict[str, Any]
+
+_CONTEXTS = ("state", "alloc", "all")
+_STACKS = ("python", "all")
+
+
+def _record_memory_history(enabled: Literal["state", "all"] | bool | None = "all", *args: Any, **kwargs: Any) -> None:
+    """Begins, changes or ends recording allocations and frees, with the Python stacks they come from.
+
+    As `torch.cuda.memory._record_memory_history`, the older form with a bool included.
+
+    Args:
+        enabled: None ends it and forgets what was recorded; "state" keeps where live memory was allocated; "all" keeps
+            a history of events too.
+        context: which events get a stack: None for none at all, "state" for live memory only, "alloc" for allocations
+            too, "all" for frees too.
+        stacks: "python" or "all"; both record Python's frames alone.
+        max_entries: how many events are kept, the newest; at most 4194304, which is what the default means. An event
+            takes 64 bytes.
+        device: the device; None for all.
+        clear_history: whether to forget what was recorded before.
+        skip_actions: actions that are not recorded.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed, or asks for what this device cannot record.
+    """
+    if isinstance(enabled, bool):
+        _record_in_older_form(enabled, *args, **kwargs)
+    else:
+        _record(enabled, *args, **kwargs)
+
+
+def _record(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    device: DeviceLike = None,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: Sequence[str] | None = None,
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
+) -> None:
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"enabled={enabled!r}: expected 'state', 'all' or None")
+    if context is not None and context not in _CONTEXTS:
+        raise ValueError(f"context={context!r}: expected 'state', 'alloc', 'all' or None")
+    if stacks not in _STACKS:
+        raise ValueError(f"stacks={stacks!r}: expected 'python' or 'all'")
+    if isinstance(max_entries, bool) or not isinstance(max_entries, int):
+        raise TypeError(f"max_entries={max_entries!r} is not an int; expected a number of events, at least 0")
+    if max_entries < 0:
+        raise ValueError(f"max_entries={max_entries}: expected a number of events, at least 0")
+    unsupported = {
+        "compile_context": compile_context,
+        "global_record_annotations": global_record_annotations,
+        "record_pinned_host_memory": record_pinned_host_memory,
+    }
+    for name, value in unsupported.items():
+        if value:
+            raise ValueError(f"{name}={value!r}: spyre does not record that; expected False")
+    if not record_cuda:
+        raise ValueError("record_cuda=False leaves nothing to record on spyre; expected True, or enabled=None")
+    lazy_init()
+    for index in _indices(device):
+        if enabled is None:
+            core().stop_history(index)
+        else:
+            kept = max_entries if enabled == "all" else 0
+            core().record_history(index, min(kept, sys.maxsize), context, clear_history, list(skip_actions or ()))
+
+
+def _record_in_older_form(
+    enabled: bool,
+    record_context: bool = True,
+    trace_alloc_max_entries: int = 1,
+    trace_alloc_record_context: bool = False,
+    device: DeviceLike = None,
+    record_context_cpp: bool = False,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: Sequence[str] | None = None,
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
+) -> None:
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    _record(
+        "all" if enabled else None,
+        context,
+        "all" if record_context_cpp else "python",
+        trace_alloc_max_entries,
+        device,
+        clear_history,
+        compile_context,
+        global_record_annotations,
+        skip_actions,
+        record_pinned_host_memory,
+        record_cuda,
+    )
+
+
+_record_memory_history.__signature__ = signature(_record)  # type: ignore[attr-defined]
+
+
+def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> Snapshot:
+    """The memory of the devices and what was recorded, as `torch.cuda.memory._snapshot` returns it.
+
+    Beside PyTorch's own keys, `history` says for each device whether it is recording and how many events the trace
+    misses, and a trace has the actions `pressure_begin`, `pressure_end` and `gc_collect`.
+
+    Args:
+        device: the device; None, as in torch.cuda, is all devices.
+        augment_with_fx_traces: must be False.
+
+    Raises:
+        ValueError: `augment_with_fx_traces` is true.
+    """
+    if augment_with_fx_traces:
+        raise ValueError("augment_with_fx_traces=True: spyre does not record that; expected False")
+    lazy_init()
+    wanted = _indices(device)
+    segments: list[dict[str, Any]] = []
+    traces: list[list[dict[str, Any]]] = []
+    histories: list[dict[str, Any]] = []
+    for index in range(core().device_count()):
+        trace: list[dict[str, Any]] = []
+        lost = 0
+        if index in wanted:
+            own_segments, trace, lost = core().memory_snapshot(index, True)
+            segments += own_segments
+        traces.append(trace)
+        histories.append({"recording": core().is_recording_history(index), "lost_events": lost})
+    return {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": _allocator_settings(),
+        "external_annotations": [],
+        "history": histories,
+    }
+
+
+def _dump_snapshot(
+    filename: str | os.PathLike[str] = "dump_snapshot.pickle", augment_with_fx_traces: bool = False
+) -> None:
+    """Writes `_snapshot()` to a file that https://pytorch.org/memory_viz opens.
+
+    Args:
+        filename: where to.
+        augment_with_fx_traces: must be False.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    snapshot = _snapshot(augment_with_fx_traces=augment_with_fx_traces)
+    with open(filename, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _indices(device: DeviceLike) -> Sequence[int]:
+    return range(core().device_count()) if device is None else [existing_index(device)]
+
+
+def _allocator_settings() -> dict[str, Any]:
+    """The settings in force: those of CUDA's that readers of snapshots look for, and our own."""
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": "",
+        "max_split_size": -1,
+        "garbage_collection_threshold": 0.0,
+        "expandable_segments": False,
+        "roundup_power2_divisions": {},
+        "TORCH_SPYRE_ALLOC_CONF": os.environ.get("TORCH_SPYRE_ALLOC_CONF", ""),
+        "spyre": core().configuration(),
+    }
