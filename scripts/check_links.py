@@ -38,7 +38,9 @@ def long_lines(file: Path) -> list[str]:
     if file.suffix == ".md":
         text = FENCE.sub(lambda code: "\n" * code[0].count("\n"), text)
     for number, line in enumerate(text.splitlines(), 1):
-        checked = {".md": not line.startswith(("|", "<!-- output")), ".rs": line.lstrip().startswith("//")}.get(file.suffix, True)
+        checked = {".md": not line.startswith(("|", "<!-- output")), ".rs": line.lstrip().startswith("//")}.get(
+            file.suffix, True
+        )
         if checked and len(line) > COLUMNS:
             found.append(f"{file.relative_to(ROOT)}:{number}: {len(line)} columns")
     return found
