@@ -100,7 +100,7 @@ def test_hovering_over_the_chart_tells_exact_figures(page: Page, training: Repor
     tip = page.text("#timeline-tip")
     assert not page.evaluate("document.querySelector('#timeline-tip').hidden")
     # More events than pixels, so a place stands for a few; the tip says which, and what was in use at the last.
-    found = re.search(r"(?:to|event) ([\d,]+), after .*?(?:at the end|in use) .*?\(([\d,]+) bytes\)", tip)
+    found = re.search(r"(?:to|event) ([\d,]+), at .*?(?:at the end|in use) .*?\(([\d,]+) bytes\)", tip)
     assert found, tip
     moment, live = (int(group.replace(",", "")) for group in found.groups())
     assert page.evaluate(f"flexmemReport.app.timeline.stateAt({moment}).liveBytes") == live
@@ -145,7 +145,7 @@ def test_zoomed_in_single_events_are_told(page: Page, training: Report) -> None:
     for _ in range(20):
         page.wheel("#timeline", -1000)
     page.hover("#timeline", 0.5)
-    assert re.match(r"event [\d,]+, after .*in use", page.text("#timeline-tip"))
+    assert re.match(r"event [\d,]+, at .*in use", page.text("#timeline-tip"))
 
 
 def test_the_keyboard_does_what_the_mouse_does(page: Page, training: Report) -> None:

@@ -302,5 +302,5 @@ export class Chart {
 /** A time since the first event as people read it. */
 export function timeText(time, clock) {
   if (time === null) return "";
-  return clock === "steps" ? `step ${grouped(Math.round(time))}` : `after ${lasted(time)}`;
+  return clock === "steps" ? `step ${grouped(Math.round(time))}` : `at ${lasted(time)}`;
 }

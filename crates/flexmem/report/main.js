@@ -164,7 +164,7 @@ class App {
 
   /** What stands below the chart. */
   momentText(moment) {
-    return this.byTime ? this.timeText(Math.max(0, moment - 0.5)).replace("after ", "") : grouped(Math.round(Math.min(moment, this.summary.events)));
+    return this.byTime ? this.timeText(Math.max(0, moment - 0.5)).replace("at ", "") : grouped(Math.round(Math.min(moment, this.summary.events)));
   }
 
   /** A colour of the style sheet. */

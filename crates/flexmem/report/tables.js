@@ -63,7 +63,7 @@ function notes(app) {
   if (device.capacity_bytes !== null && device.peak.live_bytes > device.capacity_bytes) {
     found.push(["More is in use than the device has: one of the two figures is wrong.", "bad"]);
   }
-  for (const [key, value] of summary.settings) found.push([`${key}: ${value}`, "faint"]);
+  for (const [key, value] of summary.settings) found.push([`Setting ${key}: ${value}`, "faint"]);
   return found;
 }
 

@@ -29,9 +29,9 @@ pub(crate) struct Dead {
     pub(crate) holdings: Vec<Holding>,
 }
 
-/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out. `None`
-/// on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and has no
-/// pending exception.
+/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out.
+/// `None` on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and
+/// has no pending exception.
 pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> Option<Dead> {
     let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
     if collector.free_threaded {
@@ -84,7 +84,7 @@ fn find_among<'py>(
         return None;
     }
     // SAFETY: attached, with a GIL; nobody changes the objects before Python code runs.
-    let references = unsafe { References::among(objects, 1, deadline) }?;
+    let references = unsafe { References::among(objects, 1, Some(deadline)) }?;
     let reachable = references.reachable();
     let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
     let graph = references.graph(&dead);
