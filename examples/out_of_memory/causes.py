@@ -59,10 +59,10 @@ def frozen() -> None:
 
 
 def fragmented() -> None:
-    data, table, more_data = block(28), block(4), block(28)
+    data, table, more_data, cache = block(28), block(4), block(28), block(4)
     del data, more_data
     block(32)
-    del table
+    del table, cache
 
 
 def region() -> None:
@@ -104,6 +104,9 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         text = str(error).replace(os.getcwd() + os.sep, "")
         print(re.sub(r"(?<=[.)]) (?=[A-Z0-9])", "\n", text))
+    else:
+        if sys.argv[1] != "report":
+            sys.exit("expected an out-of-memory error, and there was none")
 
 
 if __name__ == "__main__":

@@ -58,20 +58,28 @@ def test_a_frame_that_runs_is_no_traceback_s() -> None:
     assert local.numel() == 3 * MIB
 
 
-def test_what_a_view_shares_is_counted_once_and_only_if_all_is_held() -> None:
-    def views() -> None:
-        base = block(4 * MIB)
-        parts = [base[:10], base[10:]]
-        raise ValueError(len(parts))
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same storage, that does not refer to the first as a view does."""
+    return torch.empty(0, dtype=torch.uint8, device="spyre").set_(tensor)
 
+
+def test_a_shared_storage_is_counted_once_and_only_if_all_of_it_is_held() -> None:
+    shared = [block(4 * MIB)]
+
+    def run() -> None:
+        first, second = shared.pop(), None
+        second = share(first)
+        raise ValueError(len(second))
+
+    outside = share(shared[0])
     try:
-        views()
+        run()
     except ValueError as error:
         kept = error
-    assert memory.held_report().traceback_bytes == 4 * MIB
-    outside = kept.__traceback__.tb_next.tb_frame.f_locals["base"].view(2, -1)  # type: ignore[union-attr]
     assert memory.held_report().traceback_bytes == 0
     del outside
+    assert memory.held_report().traceback_bytes == 4 * MIB
+    del kept
 
 
 def test_objects_between_frame_and_tensor() -> None:

@@ -112,8 +112,8 @@ impl Survey {
         Some(Growth { over, bytes_per_second: (holder.bytes as f64 / over.as_secs_f64()) as u64 })
     }
 
-    /// The smallest live block whose neighbours would with it make room for a request; else the one beside the most free
-    /// memory.
+    /// The smallest live block whose neighbours would with it make room for a request; else the one beside the most
+    /// free memory.
     pub(crate) fn blocker(&self, requested_bytes: u64) -> Option<Blocker> {
         let all = || self.regions.iter().flat_map(|region| blockers(&region.blocks));
         let whole = |each: &Blocker| each.free_before_bytes + each.bytes + each.free_behind_bytes;

@@ -23,7 +23,7 @@ def garbage():
         make_garbage()
 """
 
-RECORDED = PLAIN + "testing.record_history_with_stacks(0, 1000)\n"
+RECORDED = PLAIN + "memory._record_memory_history()\n"
 
 both = pytest.mark.parametrize("stage", [PLAIN, RECORDED], ids=["plain", "recorded"])
 
