@@ -342,7 +342,7 @@ def test_an_interrupt_while_it_looks(monkeypatch: pytest.MonkeyPatch, counters: 
         raise KeyboardInterrupt
 
     fill_with_garbage()
-    monkeypatch.setattr(cycles, "_storage", interrupt)
+    monkeypatch.setattr(cycles, "storage_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         press()
     press()
