@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +150,14 @@ class CycleReport:
             return (
                 [f"  allocated at          {_HOW_TO_KNOW_SITES}"] if self.freed_bytes + self.other_freed_bytes else []
             )
-        lines = ["  allocated at"]
-        lines.extend(f"  {human(site.freed_bytes):>12}  {site}" for site in self.sites[:_MOST_SITES])
-        rest = self.sites[_MOST_SITES:]
-        if rest:
-            lines.append(f"  {human(sum(each.freed_bytes for each in rest)):>12}  {len(rest)} other places")
+        places: Counter[str] = Counter()  # Several stacks may come from one line of the program.
+        for site in self.sites:
+            places[str(site)] += site.freed_bytes
+        shown_places = places.most_common(_MOST_SITES)
+        lines = ["  allocated at", *(f"  {human(nbytes):>12}  {name}" for name, nbytes in shown_places)]
+        if len(places) > _MOST_SITES:
+            rest = places.total() - sum(nbytes for _, nbytes in shown_places)
+            lines.append(f"  {human(rest):>12}  {len(places) - _MOST_SITES} other places")
         return lines
 
 
