@@ -1,7 +1,8 @@
 """Make the Python environment: the packages once per machine, a light .venv per checkout.
 
 It is for the interpreter that runs this script. A free-threaded one gets an older PyTorch, which is the last that it
-can have, and only what building and testing need. $TORCH_SPYRE_VENV names the folder (`.venv`).
+can have, and only what building and testing need; so does one for which $TORCH_SPYRE_TORCH names another minor version
+(`2.14`). $TORCH_SPYRE_VENV names the folder (`.venv`).
 
 The packages take 5.7 GB (PyTorch brings its CUDA libraries along), so they are installed once, into
 `$TORCH_SPYRE_CACHE/deps-KEY/` (by default `~/.cache/torch-spyre/deps-KEY/`). KEY names the interpreter's ABI
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DIRECT = ROOT / "requirements/dev.in"
 LOCK = ROOT / "requirements/lock.txt"
 FREE_THREADED = ROOT / "requirements/freethreaded.txt"
+OTHER_TORCH = ROOT / "requirements/other-torch.txt"
+CHOSEN_TORCH = os.environ.get("TORCH_SPYRE_TORCH")
 STAND_INS = ROOT / "scripts/cuda_stand_ins.py"
 VENV = ROOT / os.environ.get("TORCH_SPYRE_VENV", ".venv")
 
@@ -74,18 +77,37 @@ WITH_GIL = Packages(
     ),
     stand_ins=False,
 )
-WITHOUT_GIL = Packages(
-    # Everything is listed: pip would add CUDA's libraries.
-    pip_arguments=("--no-deps", "-r", str(FREE_THREADED)),
-    sources=(FREE_THREADED, STAND_INS),
-    needed_gib=3,
-    download="600 MB to download, a minute",
-    imports="import sys, torch, numpy, pytest, maturin; sys.exit(sys._is_gil_enabled())",
-    modules=MODULES,
-    programs=(("maturin", "../../../bin/maturin"),),
-    stand_ins=True,
-)
-PACKAGES = WITHOUT_GIL if sysconfig.get_config_var("Py_GIL_DISABLED") else WITH_GIL
+
+
+def without_cuda(listed: Path, *others: Path, imports: str) -> Packages:
+    """What `listed` names, with nothing that those packages depend on: pip would add CUDA's libraries."""
+    return Packages(
+        pip_arguments=("--no-deps", "-r", str(listed)),
+        sources=(listed, *others, STAND_INS),
+        needed_gib=3,
+        download="600 MB to download, a minute",
+        imports=imports,
+        modules=(*MODULES, ("torchrun", "torch.distributed.run")),
+        programs=(("maturin", "../../../bin/maturin"),),
+        stand_ins=True,
+    )
+
+
+def packages() -> Packages:
+    """What the interpreter that runs this gets."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        imports = "import sys, torch, numpy, pytest, maturin; sys.exit(sys._is_gil_enabled())"
+        return without_cuda(FREE_THREADED, imports=imports)
+    if not CHOSEN_TORCH:
+        return WITH_GIL
+    listed = ROOT / f"requirements/torch-{CHOSEN_TORCH}.txt"
+    if not listed.is_file():
+        known = ", ".join(sorted(path.stem.removeprefix("torch-") for path in listed.parent.glob("torch-*.txt")))
+        sys.exit(f"error: TORCH_SPYRE_TORCH={CHOSEN_TORCH}: expected one of {known}")
+    return without_cuda(listed, OTHER_TORCH, imports="import torch, numpy, scipy, safetensors, expecttest, pytest")
+
+
+PACKAGES = packages()
 # Not sys.executable: that may be a virtual environment, even the one that is to be made.
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)
 
@@ -251,7 +273,7 @@ def main() -> None:
         cache.mkdir(parents=True, exist_ok=True)
         if sys.argv[1:] == ["lock"]:
             if PACKAGES is not WITH_GIL:
-                sys.exit(f"error: {LOCK} is for interpreters with a GIL; {FREE_THREADED} is written by hand")
+                sys.exit(f"error: {LOCK} is for {DIRECT} alone; what others get is written by hand")
             write_lock(cache)
         else:
             make_venv(install_packages(cache))

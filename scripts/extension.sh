@@ -6,7 +6,8 @@
 #                           Python package in target/checked/python: put that folder on PYTHONPATH to use it
 #
 # Builds for interpreters with a GIL and for a free-threaded one lie side by side: they have other names. The latter
-# use no stable ABI, which CPython does not have there.
+# use no stable ABI, which CPython does not have there. One for another PyTorch ($TORCH_SPYRE_TORCH) would have the same
+# name: it gets a copy of the package too, in python under cargo's folder.
 #
 # What a running program may have loaded, or be about to, is replaced by rename, never overwritten or taken away.
 set -euo pipefail
@@ -56,14 +57,15 @@ copy_package() {
     find "$copy" -mindepth 1 -type d -empty -delete
 }
 
-# The metadata makes `import torch` find the device (an entry point), the path file makes the package importable.
+# install_editable FOLDER: the metadata makes `import torch` find the device (an entry point), the path file makes the
+# package in FOLDER importable.
 install_editable() {
     local info
     info=$(find "$packages" -maxdepth 1 -name 'torch_spyre_flex-*.dist-info' -newer pyproject.toml -newer Cargo.toml)
     if [ -n "$info" ]; then return; fi
     say "Installing torch_spyre into $TORCH_SPYRE_VENV (editable)"
     rm -rf "$packages"/torch_spyre_flex-*.dist-info
-    printf '%s\n' "$root/python" >"$packages/torch_spyre_flex.pth"
+    printf '%s\n' "$1" >"$packages/torch_spyre_flex.pth"
     info=$("$venv/bin/maturin" pep517 write-dist-info --quiet --metadata-directory "$packages" \
         --interpreter "$venv/bin/python" ${features:+"$features"} | tail -n 1)
     info=$packages/$info
@@ -87,8 +89,13 @@ cargo build --package torch-spyre --profile "$profile" ${features:+"$features"}
 
 case $profile in
 release)
-    place release python/torch_spyre
-    install_editable
+    package=$root/python
+    if [ -n "${TORCH_SPYRE_TORCH:-}" ]; then
+        package=$target/python
+        copy_package "$package"
+    fi
+    place release "$package/torch_spyre"
+    install_editable "$package"
     ;;
 checked)
     copy=$target/checked/python

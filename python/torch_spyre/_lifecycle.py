@@ -69,13 +69,14 @@ def _load() -> None:
     else:
         atexit.register(_shutdown)
         _core = loaded
-        _name_cycles()
+        _explain_failures()
 
 
-def _name_cycles() -> None:
-    from torch_spyre import _cycles  # Uses core().
+def _explain_failures() -> None:
+    from torch_spyre import _cycles, _held  # They use core().
 
     _cycles.install()
+    _held.install()
 
 
 def _shutdown() -> None:

@@ -2,6 +2,8 @@
 //!
 //! - [`import`]: files of PyTorch, RMM, MiniMalloc as traces ([`flex_trace`]); [`trace_file`]: one that can be read again.
 //! - [`info`]: the first questions that people have, answered.
+//! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
+//! - [`report`]: one page that shows a trace in a browser.
 //! - [`cli`]: the command.
 //!
 //! Single-threaded; no lock.
@@ -11,6 +13,8 @@
 pub mod cli;
 pub mod import;
 pub mod info;
+pub mod replay;
+pub mod report;
 pub mod trace_file;
 
 pub use trace_file::TraceFile;

@@ -51,13 +51,24 @@ impl TraceFile {
     ///
     /// The temporary file's.
     pub fn each(&mut self, mut visit: impl FnMut(&Record<'_>, &Tables)) -> Result<(), ReadError> {
+        let mut tables = Tables::new();
+        self.each_record(|record| {
+            if !tables.keep(record) {
+                visit(record, &tables);
+            }
+        })
+    }
+
+    /// Goes through all records in order, those that define names and stacks too.
+    ///
+    /// # Errors
+    ///
+    /// The temporary file's.
+    pub fn each_record(&mut self, mut visit: impl FnMut(&Record<'_>)) -> Result<(), ReadError> {
         self.trace.seek(SeekFrom::Start(0))?;
         let mut reader = Reader::new(BufReader::new(&mut self.trace))?;
-        let mut tables = Tables::new();
         while let Some(record) = reader.next()? {
-            if !tables.keep(&record) {
-                visit(&record, &tables);
-            }
+            visit(&record);
         }
         Ok(())
     }

@@ -37,20 +37,11 @@ at::native::NestedTensorImpl* nested(const at::Tensor& tensor) noexcept {
     return static_cast<at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-// Neither quantized nor nested.
-bool is_plain(const at::Tensor& tensor) noexcept {
-    constexpr auto others =
-        DispatchKeySet(DispatchKey::Quantized) | DispatchKeySet(DispatchKey::NestedTensor);
-    return !tensor.key_set().has_any(others);
-}
-
 // A tensor over `storage` with the type and the layout of `like`.
 at::Tensor plain_tensor_over(c10::Storage storage, const at::Tensor& like) {
     const DispatchKeySet keys(storage.device().is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1);
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
-    auto* const impl = tensor.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-    copy_lazy_bits(like, impl);
+    give_layout(tensor, like);
     return tensor;
 }
 
@@ -83,16 +74,49 @@ at::Tensor copy_nested_to_spyre(const at::Tensor& cpu, c10::DeviceIndex device) 
     return tensor_over(memory.storage(), cpu);
 }
 
+// The bytes of a spyre storage, and a reference to it.
+c10::DataPtr aliased_data(c10::StorageImpl* source) {
+    void* const data = source->mutable_data();
+    void* const context = StoragePtr::reclaim_copy(source).release();
+    return {data, context, &release_aliased, c10::Device(c10::kCPU)};
+}
+
 }  // namespace
+
+bool is_plain(const at::Tensor& tensor) noexcept {
+    constexpr auto others = DispatchKeySet(DispatchKey::Quantized) |
+                            DispatchKeySet(DispatchKey::NestedTensor) | DispatchKeySet(DispatchKey::Sparse) |
+                            DispatchKeySet(DispatchKey::SparseCsr);
+    return !tensor.key_set().has_any(others);
+}
+
+void give_layout(const at::Tensor& tensor, const at::Tensor& like) {
+    auto* const impl = tensor.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    copy_lazy_bits(like, impl);
+    if (C10_UNLIKELY(like.unsafeGetTensorImpl()->is_wrapped_number())) {
+        impl->set_wrapped_number(true);
+    }
+}
 
 c10::Storage alias_storage(const c10::Storage& storage) {
     auto* const source = storage.unsafeGetStorageImpl();
-    void* const data = source->mutable_data();
-    void* const context = StoragePtr::reclaim_copy(source).release();
     return c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), source->nbytes(),
-        c10::DataPtr(data, context, &release_aliased, c10::Device(c10::kCPU)),
+        c10::StorageImpl::use_byte_size_t(), source->nbytes(), aliased_data(source),
         alias_allocator(source->device().index()), source->resizable());
+}
+
+void redirect_alias_storage(const c10::Storage& alias, const c10::Storage& storage) {
+    auto* const source = storage.unsafeGetStorageImpl();
+    auto* const impl = alias.unsafeGetStorageImpl();
+    impl->set_data_ptr_noswap(aliased_data(source));
+    impl->set_nbytes(source->nbytes());
+    impl->set_allocator(alias_allocator(source->device().index()));
+    impl->set_resizable(source->resizable());
+}
+
+void release_alias_storage(const c10::Storage& alias) noexcept {
+    alias.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
 }
 
 bool is_alias_storage(const c10::Storage& storage) noexcept {
@@ -100,11 +124,7 @@ bool is_alias_storage(const c10::Storage& storage) noexcept {
 }
 
 at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage) {
-    auto alias = tensor_over(std::move(storage), tensor);
-    if (C10_UNLIKELY(tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
-        alias.unsafeGetTensorImpl()->set_wrapped_number(true);
-    }
-    return alias;
+    return tensor_over(std::move(storage), tensor);
 }
 
 at::Tensor cpu_alias(const at::Tensor& tensor) {

@@ -19,8 +19,22 @@ struct BelowAutograd {
 // A CPU storage over the bytes of `storage`.
 c10::Storage alias_storage(const c10::Storage& storage);
 
-// Whether `storage` was made by alias_storage() and no kernel has given it other memory.
+// Whether `storage` was made by alias_storage(), and neither has a kernel given it other memory nor was it
+// released.
 bool is_alias_storage(const c10::Storage& storage) noexcept;
+
+// Lets `alias`, made by alias_storage(), stand for `storage` instead of what it stands for.
+void redirect_alias_storage(const c10::Storage& alias, const c10::Storage& storage);
+
+// Lets `alias`, made by alias_storage(), stand for nothing. It can be redirected.
+void release_alias_storage(const c10::Storage& alias) noexcept;
+
+// Neither quantized nor nested, nor sparse.
+bool is_plain(const at::Tensor& tensor) noexcept;
+
+// Gives a plain tensor the sizes, strides, offset, and lazy conjugation and negation of `like`, and whether
+// it is a wrapped number.
+void give_layout(const at::Tensor& tensor, const at::Tensor& like);
 
 // A CPU tensor over the bytes of `tensor`, with the storage `storage` made by alias_storage().
 at::Tensor alias_with_storage(const at::Tensor& tensor, c10::Storage storage);

@@ -4,44 +4,58 @@
 #include <c10/util/Exception.h>
 
 #include "alias.h"
+#include "alias_pool.h"
 #include "allocator.h"
 #include "layouts.h"
 
 namespace spyre {
+namespace {
 
-at::Tensor Aliases::of(const at::Tensor& tensor, bool writable) {
-    if (C10_UNLIKELY(is_sparse(tensor))) {
-        return of_sparse(tensor, writable);
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) noexcept {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
+
+Aliases::~Aliases() {
+    for (auto& pair : pairs_) {
+        give_back(std::move(pair.cpu));
+    }
+}
+
+at::Tensor& Aliases::of(c10::MaybeOwned<at::Tensor> tensor, bool writable) {
+    if (C10_UNLIKELY(is_sparse(*tensor))) {
+        return of_sparse(std::move(tensor), writable);
     }
     const Pair* same_storage = nullptr;
     for (auto& pair : pairs_) {
-        if (pair.device.is_same(tensor)) {
+        if (pair.device->is_same(*tensor)) {
             pair.writable |= writable;
             return pair.cpu;
         }
-        if (pair.device.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(
-                tensor.unsafeGetTensorImpl()->unsafe_storage())) {
+        if (storage_of(*pair.device) == storage_of(*tensor)) {
             same_storage = &pair;
         }
     }
-    auto storage = same_storage ? same_storage->cpu.storage() : alias_storage(tensor.storage());
-    pairs_.push_back({tensor, alias_with_storage(tensor, std::move(storage)), writable});
-    return pairs_.back().cpu;
+    auto alias = C10_UNLIKELY(same_storage != nullptr)
+                     ? alias_with_storage(*tensor, same_storage->cpu.storage())
+                     : pooled_alias(*tensor);
+    return pairs_.emplace_back(Pair{std::move(tensor), std::move(alias), writable}).cpu;
 }
 
-at::Tensor Aliases::of_sparse(const at::Tensor& tensor, bool writable) {
+at::Tensor& Aliases::of_sparse(c10::MaybeOwned<at::Tensor> tensor, bool writable) {
     for (auto& pair : sparse_) {
-        if (pair.device.is_same(tensor)) {
+        if (pair.device->is_same(*tensor)) {
             pair.writable |= writable;
             return pair.cpu;
         }
     }
-    auto parts = parts_of(tensor);
+    auto parts = parts_of(*tensor);
     for (auto& part : parts) {
-        part = of(part, writable);
+        part = of(c10::MaybeOwned<at::Tensor>::owned(std::move(part)), writable);
     }
-    sparse_.push_back({tensor, sparse_like(tensor, parts), writable});
-    return sparse_.back().cpu;
+    auto alias = sparse_like(*tensor, parts);
+    return sparse_.emplace_back(Pair{std::move(tensor), std::move(alias), writable}).cpu;
 }
 
 at::Tensor Aliases::result(const at::Tensor& cpu, c10::DeviceIndex device, const char* operation) {
@@ -55,7 +69,7 @@ at::Tensor Aliases::result(const at::Tensor& cpu, c10::DeviceIndex device, const
 at::Tensor Aliases::sparse_result(const at::Tensor& cpu, c10::DeviceIndex device, const char* operation) {
     for (const auto& pair : sparse_) {
         if (pair.cpu.is_same(cpu)) {
-            return pair.device;
+            return *pair.device;
         }
     }
     auto parts = parts_of(cpu);
@@ -69,14 +83,14 @@ at::Tensor Aliases::argument_or_view(const at::Tensor& cpu) const {
     const Pair* base = nullptr;
     for (const auto& pair : pairs_) {
         if (pair.cpu.is_same(cpu)) {
-            return pair.device;
+            return *pair.device;
         }
         if (pair.cpu.storage().is_alias_of(cpu.storage())) {
             base = &pair;
         }
     }
     // Not of an argument: a quantizer keeps the aliases of its scales.
-    return base ? view_like(base->device, cpu) : spyre_tensor_behind(cpu);
+    return base ? view_like(*base->device, cpu) : spyre_tensor_behind(cpu);
 }
 
 void Aliases::write_back() {
@@ -90,16 +104,16 @@ void Aliases::write_back() {
         if (pair.writable) {
             auto parts = parts_of(pair.cpu);
             for (auto& part : parts) {
-                part = result(part, pair.device.device().index(), "a sparse result");
+                part = result(part, pair.device->device().index(), "a sparse result");
             }
-            change_sparse(pair.device, pair.cpu, parts);
+            change_sparse(*pair.device, pair.cpu, parts);
         }
     }
 }
 
 void Aliases::take_over_memory(Pair& pair) {
     auto* const from = pair.cpu.storage().unsafeGetStorageImpl();
-    auto* const to = pair.device.storage().unsafeGetStorageImpl();
+    auto* const to = pair.device->storage().unsafeGetStorageImpl();
     if (C10_LIKELY(from->data() == to->data() && from->nbytes() == to->nbytes())) {
         return;
     }
@@ -117,12 +131,12 @@ void Aliases::take_over_memory(Pair& pair) {
     to->set_nbytes(nbytes);
     // Other aliases of this storage, and views among the results, go on with the memory it has now.
     from->set_data_ptr_noswap(std::move(
-        alias_storage(pair.device.storage()).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+        alias_storage(pair.device->storage()).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
 }
 
 void Aliases::take_over_layout(const Pair& pair) {
     const auto& from = pair.cpu;
-    auto* const to = pair.device.unsafeGetTensorImpl();
+    auto* const to = pair.device->unsafeGetTensorImpl();
     if (C10_UNLIKELY(from.is_nested())) {
         return;  // Nothing resizes one.
     }

@@ -17,8 +17,9 @@ bool moves_between_devices(std::string_view name) {
 }
 
 // Operators that take lengths on the CPU next to data on any device.
-bool takes_cpu_lengths(std::string_view name) {
-    return name == "aten::_pack_padded_sequence" || name == "aten::_ctc_loss" || name == "aten::ctc_loss";
+bool is_cpu_lengths(std::string_view name, std::string_view argument) {
+    return argument.find("lengths") != std::string_view::npos &&
+           (name == "aten::_pack_padded_sequence" || name == "aten::_ctc_loss" || name == "aten::ctc_loss");
 }
 
 [[noreturn]] void fail(c10::Device first, c10::Device second) {
@@ -32,37 +33,10 @@ bool mixes_with_any_device(const at::Tensor& tensor) {
 
 }  // namespace
 
-ArgumentDevices::ArgumentDevices(const c10::FunctionSchema& schema)
-    : schema_(schema), elementwise_(std::string_view(schema.name()).starts_with("aten::_foreach_")) {}
-
-void ArgumentDevices::see(const c10::IValue& value, const c10::Argument& argument) {
-    if (value.isTensor()) {
-        const bool lengths = std::string_view(argument.name()).find("lengths") != std::string_view::npos;
-        if (!lengths || !takes_cpu_lengths(schema_.name())) {
-            see_tensor(value.toTensor());
-        }
-    } else if (value.isTensorList()) {
-        see_list(value);
-    } else if (value.isOptionalTensorList()) {
-        // Indices may be on the CPU whatever they index, but not on a device when they index a CPU tensor.
-        for (const std::optional<at::Tensor>& index : value.toOptionalTensorList()) {
-            if (index && !index->is_cpu()) {
-                see_tensor(*index);
-            }
-        }
-    } else if (value.isDevice()) {
-        argument_ = value.toDevice();
-        if (argument_->type() == kSpyre) {
-            argument_ = resolve_device(*argument_);
-        }
-    }
-}
-
-void ArgumentDevices::see_tensor(const at::Tensor& tensor) {
-    if (mixes_with_any_device(tensor)) {
+void SeenDevices::see_another(c10::Device device, int64_t dimensions) {
+    if (device.is_cpu() && dimensions == 0) {
         return;
     }
-    const auto device = tensor.device();
     if (!spyre_ && device.type() == kSpyre) {
         spyre_ = device;
     }
@@ -73,12 +47,40 @@ void ArgumentDevices::see_tensor(const at::Tensor& tensor) {
     }
 }
 
+void SeenDevices::fail() const { spyre::fail(*first_, *second_); }
+
+ArgumentDevices::ArgumentDevices(const c10::FunctionSchema& schema)
+    : schema_(schema), elementwise_(std::string_view(schema.name()).starts_with("aten::_foreach_")) {}
+
+void ArgumentDevices::see(const c10::IValue& value, const c10::Argument& argument) {
+    if (value.isTensor()) {
+        const auto& tensor = value.toTensor();
+        if (!tensor.is_cpu() || !is_cpu_lengths(schema_.name(), argument.name())) {
+            seen_.see(tensor);
+        }
+    } else if (value.isTensorList()) {
+        see_list(value);
+    } else if (value.isOptionalTensorList()) {
+        // Indices may be on the CPU whatever they index, but not on a device when they index a CPU tensor.
+        for (const std::optional<at::Tensor>& index : value.toOptionalTensorList()) {
+            if (index && !index->is_cpu()) {
+                seen_.see(*index);
+            }
+        }
+    } else if (value.isDevice()) {
+        argument_ = value.toDevice();
+        if (argument_->type() == kSpyre) {
+            argument_ = resolve_device(*argument_);
+        }
+    }
+}
+
 void ArgumentDevices::see_list(const c10::IValue& list) {
     const bool first_list = elementwise_ && list_.empty();
     size_t position = 0;
     for (const at::Tensor& tensor : list.toTensorList()) {
         if (!elementwise_) {
-            see_tensor(tensor);
+            seen_.see(tensor);
             continue;
         }
         const auto device = tensor.device();
@@ -92,8 +94,8 @@ void ArgumentDevices::see_list(const c10::IValue& list) {
 }
 
 void ArgumentDevices::check() const {
-    if (second_ && !moves_between_devices(schema_.name())) {
-        fail(*first_, *second_);
+    if (C10_UNLIKELY(seen_.differ()) && !moves_between_devices(schema_.name())) {
+        seen_.check();
     }
 }
 
@@ -115,7 +117,7 @@ c10::Device ArgumentDevices::result_device() const {
     if (argument_) {
         return *argument_;
     }
-    return spyre_ ? *spyre_ : c10::Device(kSpyre, current_device());
+    return seen_.spyre() ? *seen_.spyre() : c10::Device(kSpyre, current_device());
 }
 
 c10::Device ArgumentDevices::result_device(size_t position) const {

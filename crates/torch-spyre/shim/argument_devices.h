@@ -12,6 +12,43 @@
 
 namespace spyre {
 
+// The devices of the tensors of one call. A CPU tensor without dimensions mixes with any device.
+class SeenDevices {
+  public:
+    void see(const at::Tensor& tensor) {
+        if (C10_LIKELY(tensor.defined())) {
+            const auto device = tensor.device();
+            if (C10_LIKELY(first_ == device && spyre_ == device)) {
+                return;
+            }
+            see_another(device, tensor.dim());
+        }
+    }
+
+    // The first device on spyre.
+    const std::optional<c10::Device>& spyre() const { return spyre_; }
+
+    // Whether a tensor on another device than spyre was seen and none on spyre.
+    bool elsewhere() const { return first_ && !spyre_; }
+
+    bool differ() const { return second_.has_value(); }
+
+    // Throws RuntimeError, worded as CUDA's, if they differ.
+    void check() const {
+        if (C10_UNLIKELY(differ())) {
+            fail();
+        }
+    }
+
+  private:
+    void see_another(c10::Device device, int64_t dimensions);
+    [[noreturn]] void fail() const;
+
+    std::optional<c10::Device> first_;
+    std::optional<c10::Device> second_;
+    std::optional<c10::Device> spyre_;
+};
+
 // Looks at the arguments of one call in order. The rules are those of CUDA: all tensors on one device, but a
 // CPU tensor without dimensions mixes with any device, as do indices. The lists of a `_foreach_` operator are
 // compared element by element.
@@ -30,19 +67,15 @@ class ArgumentDevices {
     // The same for the element `position` of a result that is a list.
     c10::Device result_device(size_t position) const;
 
-    // Whether a tensor on another device than spyre was seen and none on spyre.
-    bool elsewhere() const { return first_ && !spyre_; }
+    bool elsewhere() const { return seen_.elsewhere(); }
 
   private:
-    void see_tensor(const at::Tensor& tensor);
     void see_list(const c10::IValue& list);
 
     const c10::FunctionSchema& schema_;
     bool elementwise_;
     std::optional<c10::Device> argument_;
-    std::optional<c10::Device> first_;
-    std::optional<c10::Device> second_;
-    std::optional<c10::Device> spyre_;
+    SeenDevices seen_;
     std::vector<c10::Device> list_;  // Of the first list of a `_foreach_` operator.
 };
 

@@ -56,13 +56,14 @@ class Call {
         op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &stack_);
     }
 
-    at::Tensor alias(const at::Tensor& tensor, const c10::Argument& argument) {
+    at::Tensor alias(at::Tensor tensor, const c10::Argument& argument) {
         if (!tensor.defined() || !tensor.is_privateuseone()) {
             return tensor;
         }
-        auto alias =
-            aliases_.of(tensor, argument.alias_info() != nullptr && argument.alias_info()->isWrite());
-        if (C10_UNLIKELY(shows_requires_grad_) && tensor.requires_grad()) {
+        const bool requires_grad = C10_UNLIKELY(shows_requires_grad_) && tensor.requires_grad();
+        const bool writable = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+        const auto& alias = aliases_.of(c10::MaybeOwned<at::Tensor>::owned(std::move(tensor)), writable);
+        if (C10_UNLIKELY(requires_grad)) {
             alias.set_requires_grad(true);
         }
         return alias;
@@ -72,7 +73,7 @@ class Call {
         if (value.isTensor()) {
             const auto& tensor = value.toTensor();
             if (tensor.defined() && tensor.is_privateuseone()) {
-                value = alias(tensor, argument);
+                value = alias(std::move(value).toTensor(), argument);
             }
         } else if (value.isTensorList()) {
             c10::List<at::Tensor> translated;

@@ -6,7 +6,7 @@
 //! | `runtime` | the devices and the gate they share, for the life of the process |
 //! | `interpreter` | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
 //! | `torch_abi` | the Rust side of the C ABI to the shim: storages, statistics, statuses |
-//! | `message` | the out-of-memory text |
+//! | `message` | the out-of-memory text; `causes` the part of it that says why, `holders` who holds the memory |
 //! | `bindings` | the functions and classes Python sees |
 //!
 //! Only this crate and `python_stacks` know Python, and only `shim/` knows torch's classes.
@@ -15,7 +15,9 @@
 //! those of the crate `flex_c`, and `bindings::device` tells it where the devices are.
 
 mod bindings;
+mod causes;
 mod configuration;
+mod holders;
 mod interpreter;
 mod message;
 mod runtime;
@@ -41,6 +43,10 @@ mod _C {
     use crate::bindings::device::{
         configuration, current_device, device_count, device_properties, ensure_ready, initialize,
         is_in_bad_fork, set_device, shutdown,
+    };
+    #[pymodule_export]
+    use crate::bindings::held::{
+        frozen_garbage_bytes, live_blocks, live_holders, set_library_folders, set_traceback_finder,
     };
     #[pymodule_export]
     use crate::bindings::history::{is_recording_history, memory_snapshot, record_history, stop_history};
@@ -71,8 +77,9 @@ mod _C {
         #[pymodule_export]
         use crate::bindings::testing::{
             allocate_attached, allocate_native, allocate_with_pending_exception, capture_stack, census,
-            enable_stacks, join_native_attached, largest_free_bytes, request_maxima, stack_frames,
-            time_captures, validate, wait_for_gate, want_lock_of_allocating_thread, while_mutex_is_held,
+            enable_stacks, join_native_attached, largest_free_bytes, record_history_with_stacks,
+            request_maxima, stack_frames, time_captures, validate, wait_for_gate,
+            want_lock_of_allocating_thread, while_mutex_is_held,
         };
     }
 

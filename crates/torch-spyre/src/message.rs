@@ -5,12 +5,16 @@ use std::fmt::Write;
 use flex::OutOfMemory;
 use flex::pressure::{ReclaimReport, SkipReason};
 
+use crate::causes;
+use crate::runtime::DeviceMemory;
+
 /// What a user reads when an allocation on `device` failed.
-pub(crate) fn out_of_memory(error: &OutOfMemory, device: usize) -> String {
+pub(crate) fn out_of_memory(error: &OutOfMemory, device: &DeviceMemory) -> String {
     let mut text = format!(
-        "spyre out of memory. Tried to allocate {}. Device {device} has a total capacity of {} of which {} is free, \
+        "spyre out of memory. Tried to allocate {}. Device {} has a total capacity of {} of which {} is free, \
          the largest free block {}.",
         human(error.requested_bytes),
+        device.index,
         human(error.capacity_bytes),
         human(error.free_bytes),
         human(error.largest_free_bytes)
@@ -22,6 +26,9 @@ pub(crate) fn out_of_memory(error: &OutOfMemory, device: usize) -> String {
     text.push(' ');
     text.push_str(&tried(&error.reclaim));
     hints(&mut text, error);
+    for cause in causes::of(error, device) {
+        let _ = write!(text, " {cause}");
+    }
     text
 }
 
@@ -66,12 +73,9 @@ fn tried(reclaim: &ReclaimReport) -> String {
     format!("Python GC did not run: {reason}.")
 }
 
-/// Only those that apply.
+/// What was in the way of trying more; only what applies.
 fn hints(text: &mut String, error: &OutOfMemory) {
     let reclaim = &error.reclaim;
-    if error.free_bytes >= error.requested_bytes {
-        text.push_str(" The memory is fragmented: enough is free, but no block fits.");
-    }
     if let Some(limit) = error.limit_bytes {
         let _ = write!(text, " The memory fraction set for the device allows {}.", human(limit));
     }
@@ -82,15 +86,6 @@ fn hints(text: &mut String, error: &OutOfMemory) {
     }
     if reclaim.timed_out {
         text.push_str(" A collection timed out; see gc_timeout_ms in TORCH_SPYRE_ALLOC_CONF.");
-    }
-    if let Some(dead_cycles) = &reclaim.hints.dead_cycles {
-        let _ = write!(text, " {dead_cycles}");
-    }
-    if reclaim.hints.frozen_objects {
-        text.push_str(" Objects frozen by gc.freeze() are never collected; see gc.unfreeze().");
-    }
-    if reclaim.hints.live_traceback {
-        text.push_str(" A live traceback or exception may hold tensors.");
     }
 }
 

@@ -61,10 +61,14 @@ impl SkipReason {
 /// Facts about the interpreter that explain why memory may still be held.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hints {
-    /// Objects are frozen (`gc.freeze`), so their cycles are never collected.
+    /// Objects are frozen (`gc.freeze`), so their cycles are never collected, and what those hold is not known.
     pub frozen_objects: bool,
-    /// A live traceback or exception may hold tensors.
+    /// A live traceback or exception may hold tensors; how much is not known.
     pub live_traceback: bool,
+    /// What only frozen garbage holds, in words: a sentence.
+    pub frozen: Option<Arc<str>>,
+    /// What only live tracebacks hold, in words: a sentence.
+    pub traceback: Option<Arc<str>>,
     /// What only dead cycles hold, in words: a sentence about a device that no collection has cleared.
     pub dead_cycles: Option<Arc<str>>,
 }

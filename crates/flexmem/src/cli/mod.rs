@@ -5,19 +5,25 @@
 
 mod import;
 mod info;
+mod plan;
 mod progress;
+mod replay;
+mod report;
 mod size;
 mod text;
 
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::TraceFile;
 use crate::import::ImportError;
+use crate::replay::Operations;
 
 /// Says where the memory of a device went, from the files that PyTorch and others write.
 ///
@@ -37,12 +43,21 @@ const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or i
 /// A file could not be read, or is not what it should be.
 const FAILED: u8 = 1;
 
+/// The memory given does not serve the trace.
+const NOT_SERVED: u8 = 3;
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Turn a memory file into a trace
     Import(import::Arguments),
     /// Answer the first questions: is it whole, who held the memory, what ran out and why
     Info(info::Arguments),
+    /// Play it on FlexAllocator with a given memory: would that have done?
+    Replay(replay::Arguments),
+    /// Find the smallest memory that serves it, by region layout
+    Plan(plan::Arguments),
+    /// Write a page that shows the memory over time, the regions and who held what, for any browser
+    Report(report::Arguments),
     /// Print completions for a shell
     Completions {
         /// The shell.
@@ -74,6 +89,9 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Import(arguments) => import::run(arguments),
         Command::Info(arguments) => info::run(arguments),
+        Command::Replay(arguments) => replay::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
+        Command::Report(arguments) => report::run(arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "flexmem", &mut script);
@@ -107,6 +125,19 @@ struct Common {
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// The device to play: the one that is named, or the one with the highest peak.
+fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32, Operations)> {
+    let mut all = Operations::of(trace)?;
+    anyhow::ensure!(!all.is_empty(), "the file has no allocations to play: history was never on");
+    all.sort_by_key(|(device, operations)| (Reverse(operations.peak_bytes()), *device));
+    let Some(wanted) = device else { return Ok(all.swap_remove(0)) };
+    let mut numbers: Vec<_> = all.iter().map(|(device, _)| device.to_string()).collect();
+    numbers.sort();
+    let found = all.into_iter().find(|(device, _)| *device == wanted);
+    found
+        .with_context(|| format!("device {wanted} allocated nothing; expected one of {}", numbers.join(", ")))
 }
 
 /// Prints a value as JSON.

@@ -6,6 +6,7 @@ use flex_trace::{Header, Reader, Record, Tables, Writer};
 use flexmem::import::{ImportError, Kind, import};
 
 /// A file beside the tests.
+#[allow(dead_code, reason = "not every test program uses all of them")]
 pub(crate) fn data(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

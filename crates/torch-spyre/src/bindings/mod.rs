@@ -3,6 +3,7 @@
 pub(crate) mod cycles;
 pub(crate) mod device;
 pub(crate) mod flex_core;
+pub(crate) mod held;
 pub(crate) mod history;
 pub(crate) mod memory;
 pub(crate) mod pressure;

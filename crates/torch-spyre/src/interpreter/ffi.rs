@@ -177,6 +177,11 @@ pub(super) fn is_main_interpreter() -> bool {
     unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
 }
 
+/// The interpreter that loaded this module.
+pub(super) fn current_interpreter() -> Interpreter {
+    symbols().interpreter
+}
+
 /// Whether the interpreter is shutting down.
 pub(super) fn is_finalizing() -> bool {
     // SAFETY: reads an atomic of the runtime.

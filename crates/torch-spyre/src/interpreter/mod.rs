@@ -6,6 +6,8 @@
 
 pub(crate) mod cycles;
 mod ffi;
+mod frozen;
+pub(crate) mod held;
 pub(crate) mod hook;
 mod observer;
 pub(crate) mod stacks;
@@ -22,7 +24,7 @@ use flex::pressure::collecting::{self, Gaps, GateCollection};
 use flex::pressure::{Hints, SkipReason};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyModule};
+use pyo3::types::PyDict;
 
 use ffi::{Ended, PendingException, ThreadState};
 use observer::Observer;
@@ -35,7 +37,6 @@ struct PythonReclaimer {
     collect: Py<PyAny>,
     young: Py<PyAny>,
     full: Py<PyAny>,
-    hints: Py<PyAny>,
     /// Lists the threads that run a Python frame.
     current_frames: Py<PyAny>,
     /// Lists all threads, with what they handle.
@@ -60,12 +61,10 @@ pub(crate) fn require_main(_py: Python<'_>) -> PyResult<()> {
 /// Makes the gate of this interpreter.
 pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc<Gate>> {
     ffi::resolve().map_err(PyImportError::new_err)?;
-    let hints = PyModule::from_code(py, HINTS_SOURCE, c"hints.py", c"torch_spyre._hints")?;
     let reclaimer = PythonReclaimer {
         collect: py.import("gc")?.getattr("collect")?.unbind(),
         young: (1,).into_pyobject(py)?.into_any().unbind(),
         full: (2,).into_pyobject(py)?.into_any().unbind(),
-        hints: hints.getattr("hints")?.unbind(),
         current_frames: py.import("sys")?.getattr("_current_frames")?.unbind(),
         current_exceptions: py.import("sys")?.getattr("_current_exceptions")?.unbind(),
         collectors: Mutex::default(),
@@ -73,20 +72,11 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
         free_threaded: is_free_threaded(py)?,
     };
     cycles::install(py, reclaimer.free_threaded)?;
+    held::install(py)?;
     let gate = Gate::new(Arc::new(reclaimer), settings);
     observer::notify(&gate);
     Ok(gate)
 }
-
-/// The bits that `hints.py` answers with.
-const FROZEN_OBJECTS: i64 = 1;
-const LIVE_TRACEBACK: i64 = 2;
-
-const HINTS_SOURCE: &std::ffi::CStr =
-    match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!("hints.py"), "\0").as_bytes()) {
-        Ok(source) => source,
-        Err(_) => panic!("hints.py has no NUL"),
-    };
 
 fn is_free_threaded(py: Python<'_>) -> PyResult<bool> {
     let enabled = match py.import("sys")?.getattr("_is_gil_enabled") {
@@ -209,31 +199,14 @@ impl Reclaimer for PythonReclaimer {
         let pending = PendingException::take();
         // SAFETY: the reclaimer's contract: the calling thread is attached.
         let py = unsafe { Python::assume_attached() };
-        // SAFETY: attached; the function is alive, and the result is a new reference.
-        let handled =
-            unsafe { Bound::from_owned_ptr_or_opt(py, ffi::list_threads(self.current_exceptions.as_ptr())) };
-        let ended = match (failed.thread_ident, handled).into_pyobject(py) {
-            // SAFETY: attached; both objects are live.
-            Ok(arguments) => unsafe { ffi::call_for_integer(self.hints.as_ptr(), arguments.as_ptr()) },
-            Err(_) => Ended::Raised,
-        };
-        let dead_cycles = if failed.may_have_garbage { cycles::dead::hint(py, failed.device) } else { None };
+        let mut hints = held::hints(py, failed.device);
+        if failed.may_have_garbage && !is_forked() {
+            hints.dead_cycles = cycles::dead::hint(py, failed.device);
+        }
         if !is_forked() {
             pending.restore();
         }
-        let bits = match ended {
-            Ended::Returned(bits) => bits.unwrap_or(0),
-            Ended::Interrupted => {
-                ffi::raise_interrupt();
-                0
-            }
-            Ended::Raised | Ended::Forked => 0,
-        };
-        Hints {
-            frozen_objects: bits & FROZEN_OBJECTS != 0,
-            live_traceback: bits & LIVE_TRACEBACK != 0,
-            dead_cycles,
-        }
+        hints
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {

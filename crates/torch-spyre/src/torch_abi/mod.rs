@@ -45,7 +45,7 @@ impl Failure {
     fn of(error: FlexError, device: &DeviceMemory) -> Self {
         match error {
             FlexError::OutOfMemory(oom) => {
-                Failure { status: OUT_OF_MEMORY, text: message::out_of_memory(&oom, device.index) }
+                Failure { status: OUT_OF_MEMORY, text: message::out_of_memory(&oom, device) }
             }
             FlexError::Forked => Failure::error(FORKED),
             FlexError::InvalidSize { requested_bytes, .. } => Failure::error(format!(

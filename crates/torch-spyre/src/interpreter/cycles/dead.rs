@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::super::ffi::{self, Ended};
+use super::super::ffi::{self, Ended, Object};
+use super::super::frozen;
 use super::graph::References;
 use super::ledger::Holding;
-use super::{COLLECTOR, EXPLAINER, Explained};
+use super::{COLLECTOR, Collector, EXPLAINER, Explained, Explainer};
 use crate::message;
 use crate::runtime::{self, DeviceMemory};
 
@@ -28,38 +29,71 @@ pub(crate) struct Dead {
     pub(crate) holdings: Vec<Holding>,
 }
 
-/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out. `None`
-/// on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and has no
-/// pending exception.
+/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out.
+/// `None` on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and
+/// has no pending exception.
 pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> Option<Dead> {
     let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
     if collector.free_threaded {
         return None;
     }
     let deadline = Instant::now() + timeout;
-    // SAFETY: attached; the function is alive, and its result a new reference.
-    let all = unsafe {
-        match ffi::call_for_object(collector.get_objects.as_ptr(), PyTuple::empty(py).as_ptr()) {
-            Ended::Returned(list) => Bound::from_owned_ptr(py, list),
-            _ => return None,
-        }
-    };
+    let all = collector.all_objects(py)?;
     // SAFETY: attached; the list keeps its items alive.
     let objects = unsafe { ffi::list_items(all.as_ptr()) };
+    find_among(py, device, explainer, all, &objects, deadline)
+}
+
+/// As [`find`], among the `count` frozen objects, which the collector does not look at. What other garbage refers to
+/// counts as alive.
+pub(in crate::interpreter) fn find_frozen(
+    py: Python<'_>,
+    device: &DeviceMemory,
+    count: usize,
+    timeout: Duration,
+) -> Option<Dead> {
+    let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
+    if collector.free_threaded {
+        return None;
+    }
+    let deadline = Instant::now() + timeout;
+    let kept = PyList::empty(py);
+    let objects = frozen::objects(py, count)?;
+    let tensor = explainer.tensor.as_ptr();
+    // SAFETY: attached; the objects are alive, and the other is a type.
+    if !objects.iter().any(|object| unsafe { ffi::is_instance(*object, tensor) }) {
+        return Some(Dead { bytes: 0, holdings: Vec::new() });
+    }
+    for object in &objects {
+        // SAFETY: attached, and alive: no Python code has run since they were listed, and appending runs none.
+        kept.append(unsafe { Bound::from_borrowed_ptr(py, *object) }).ok()?;
+    }
+    find_among(py, device, explainer, kept.into_any(), &objects, deadline)
+}
+
+/// What is dead among the objects of a list: those that only others of them refer to.
+fn find_among<'py>(
+    py: Python<'py>,
+    device: &DeviceMemory,
+    explainer: &Explainer,
+    list: Bound<'py, PyAny>,
+    objects: &[Object],
+    deadline: Instant,
+) -> Option<Dead> {
     if objects.len() > MOST_OBJECTS {
         return None;
     }
     // SAFETY: attached, with a GIL; nobody changes the objects before Python code runs.
-    let references = unsafe { References::among(&objects, 1, deadline) }?;
+    let references = unsafe { References::among(objects, 1, Some(deadline)) }?;
     let reachable = references.reachable();
     let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
     let graph = references.graph(&dead);
     drop(references);
     // SAFETY: attached; the items are alive.
     let items = dead.iter().map(|number| unsafe { Bound::from_borrowed_ptr(py, objects[*number as usize]) });
-    let list = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
-    drop(all);
-    let explained = explainer.explain_graph(py, list.as_any(), graph)?;
+    let dead = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
+    drop(list);
+    let explained = explainer.explain_graph(py, dead.as_any(), graph)?;
     Some(weigh(explained, device))
 }
 
@@ -82,6 +116,19 @@ pub(in crate::interpreter) fn hint(py: Python<'_>, device: u32) -> Option<Arc<st
     let held = message::human(bytes);
     let others = if holdings.len() > NAMED { " and others" } else { "" };
     Some(format!("{held} is held only by dead reference cycles, by {}{others}.", names.join(", ")).into())
+}
+
+impl Collector {
+    /// What the collector looks at, in a new list. The calling thread is attached and has no pending exception.
+    fn all_objects<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: attached; the function is alive, and its result a new reference.
+        unsafe {
+            match ffi::call_for_object(self.get_objects.as_ptr(), PyTuple::empty(py).as_ptr()) {
+                Ended::Returned(list) => Some(Bound::from_owned_ptr(py, list)),
+                _ => None,
+            }
+        }
+    }
 }
 
 /// Memory of the device that no tensor outside refers to.

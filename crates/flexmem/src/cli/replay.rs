@@ -1,0 +1,134 @@
+//! `flexmem replay`.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use flex::RegionOrder;
+use serde::Serialize;
+
+use super::text::{Lines, count, number, percent, size};
+use super::{Common, NOT_SERVED, open, operations, print_json};
+use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, play};
+
+/// Play a trace on FlexAllocator with a given memory.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// How much memory the device has, such as 24GiB
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
+    device_memory: u64,
+    /// Which of the file's devices; by default the one with the highest peak
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+    /// Into how many equal regions the memory is divided
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    regions: u32,
+    /// Which region is tried first
+    #[arg(long, value_enum, default_value_t = Order::MostFree)]
+    region_order: Order,
+    /// Play it on the model of PyTorch's caching allocator too
+    #[arg(long)]
+    compare: bool,
+}
+
+/// As [`RegionOrder`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Order {
+    /// The one with the most free bytes.
+    MostFree,
+    /// The one with the least.
+    LeastFree,
+}
+
+impl From<Order> for RegionOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::MostFree => RegionOrder::MostFree,
+            Order::LeastFree => RegionOrder::LeastFree,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Replayed {
+    device: u32,
+    device_memory_bytes: u64,
+    regions: u32,
+    flex: Outcome,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caching_allocator: Option<Outcome>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut trace = open(&arguments.common.file)?;
+    let (device, operations) = operations(&mut trace, arguments.device)?;
+    let (device_memory_bytes, regions) = (arguments.device_memory, arguments.regions);
+    let mut flex = FlexReplay::new(device_memory_bytes, Layout { regions }, arguments.region_order.into())
+        .with_context(|| format!("a device of {device_memory_bytes} bytes in {regions} region(s)"))?;
+    let flex = play(&operations, &mut flex);
+    let caching_allocator =
+        arguments.compare.then(|| play(&operations, &mut CachingAllocator::new(device_memory_bytes)));
+    let replayed = Replayed { device, device_memory_bytes, regions, flex, caching_allocator };
+    if arguments.common.json {
+        print_json(&replayed)?;
+    } else {
+        io::stdout().write_all(as_text(&replayed).as_bytes())?;
+    }
+    let is_served = replayed.flex.failure.is_none();
+    Ok(if is_served { ExitCode::SUCCESS } else { ExitCode::from(NOT_SERVED) })
+}
+
+fn as_text(replayed: &Replayed) -> String {
+    let mut lines = Lines::default();
+    let memory = replayed.device_memory_bytes;
+    let regions = count(replayed.regions.into(), "region");
+    lines.plain(format_args!("device {} of the file, on {} in {regions}", replayed.device, size(memory)));
+    describe("FlexAllocator", &replayed.flex, memory, &mut lines);
+    if let Some(outcome) = &replayed.caching_allocator {
+        describe(
+            "PyTorch's caching allocator (a model, without expandable segments)",
+            outcome,
+            memory,
+            &mut lines,
+        );
+    }
+    lines.into_text()
+}
+
+fn describe(name: &str, outcome: &Outcome, memory: u64, lines: &mut Lines) {
+    lines.plain(format_args!("\n{name}"));
+    match &outcome.failure {
+        None => lines.add("served", format_args!("all {}", count(outcome.allocations, "allocation"))),
+        Some(failure) => failed(failure, memory, lines),
+    }
+    lines.add(
+        "peak",
+        format_args!(
+            "{} asked for, {} occupied, {} reserved",
+            size(outcome.live_peak_bytes),
+            size(outcome.occupied_peak_bytes),
+            size(outcome.reserved_peak_bytes)
+        ),
+    );
+}
+
+fn failed(failure: &Failure, memory: u64, lines: &mut Lines) {
+    let place = if failure.at_event == 0 {
+        "with what was live before recording".to_owned()
+    } else {
+        format!("at event {}", number(failure.at_event))
+    };
+    lines.add("out of memory", format_args!("{place}: tried {}", size(failure.requested_bytes)));
+    let (live, free, hole) =
+        (size(failure.live_bytes), size(failure.free_bytes), size(failure.largest_free_bytes));
+    let share = percent(failure.live_bytes, memory);
+    lines.add("", format_args!("{live} live ({share} of the device), {free} free, largest hole {hole}"));
+    let missing = failure.requested_bytes.saturating_sub(failure.free_bytes);
+    if missing == 0 {
+        lines.add("", "enough was free, but not in one piece: fragmentation");
+    } else {
+        lines.add("", format_args!("{} too little, in whatever pieces", size(missing)));
+    }
+}

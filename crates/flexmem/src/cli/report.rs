@@ -1,0 +1,65 @@
+//! `flexmem report`.
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use super::{Common, open, print_json, text};
+use crate::report::{Limits, Report};
+use crate::trace_file::file_name;
+
+/// Write a page that shows a memory file.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Where to write the page; `-` for the standard output. With --json alone, no page is written
+    #[arg(short, long, value_name = "PAGE", required_unless_present = "json")]
+    output: Option<PathBuf>,
+    /// How many sites the chart tells apart on each device; the others are one band
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=64))]
+    bands: u16,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Common { file, json } = &arguments.common;
+    let output = arguments.output.as_deref();
+    let to_standard_output = output == Some(Path::new("-"));
+    anyhow::ensure!(
+        !(*json && to_standard_output),
+        "--json and the page cannot both go to the standard output"
+    );
+    let limits = Limits { bands: usize::from(arguments.bands), ..Limits::default() };
+    let mut report = Report::of(&mut open(file)?, &file_name(file), limits)?;
+    // Always made: what is left out of it to make it fit is among the figures.
+    let page = report.page()?;
+    match output {
+        Some(_) if to_standard_output => io::stdout().write_all(page.as_bytes())?,
+        Some(output) => write(output, page.as_bytes()).with_context(|| output.display().to_string())?,
+        None => {}
+    }
+    if *json {
+        print_json(&report.summary)?;
+    } else if let Some(output) = output.filter(|_| !to_standard_output) {
+        writeln!(io::stdout(), "{}: {}", output.display(), text::size(page.len() as u64))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the whole page or nothing: beside its place, then there. What is not a file, such as a pipe, is written to.
+fn write(output: &Path, page: &[u8]) -> io::Result<()> {
+    if output.exists() && !output.is_file() {
+        return std::fs::write(output, page);
+    }
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // To be shown to others: as readable as the user's files are.
+    let permissions = Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
+    file.write_all(page)?;
+    file.persist(output)?;
+    Ok(())
+}

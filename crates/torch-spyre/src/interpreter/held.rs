@@ -1,0 +1,92 @@
+//! What the interpreter says about memory that is still held when a request fails: by frozen garbage and by live
+//! tracebacks. Bounded in time, and nothing is freed. No lock.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use flex::fork::is_forked;
+use flex::pressure::Hints;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::cycles::dead;
+use super::ffi::{self, Ended};
+use crate::message;
+use crate::runtime;
+
+/// How long each of the two searches may take.
+const TIMEOUT: Duration = Duration::from_millis(900);
+
+static FREEZE_COUNT: OnceLock<Py<PyAny>> = OnceLock::new();
+
+/// `torch_spyre._held.hint`.
+static TRACEBACK_FINDER: OnceLock<Py<PyAny>> = OnceLock::new();
+
+/// Keeps what is needed of the module `gc`. Once, at import.
+pub(super) fn install(py: Python<'_>) -> PyResult<()> {
+    let _ = FREEZE_COUNT.set(py.import("gc")?.getattr("get_freeze_count")?.unbind());
+    Ok(())
+}
+
+/// Tells who looks through tracebacks: `hint(device, timeout_s)`. Only the first call counts.
+pub(crate) fn set_traceback_finder(finder: Py<PyAny>) {
+    let _ = TRACEBACK_FINDER.set(finder);
+}
+
+/// How many objects are frozen. The calling thread is attached and has no pending exception.
+fn freeze_count(py: Python<'_>) -> usize {
+    let Some(count) = FREEZE_COUNT.get() else { return 0 };
+    // SAFETY: attached; both objects are alive.
+    match unsafe { ffi::call_for_integer(count.as_ptr(), PyTuple::empty(py).as_ptr()) } {
+        Ended::Returned(count) => count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Bytes of a device that only frozen garbage holds; `None` if that cannot be told. The calling thread is attached and
+/// has no pending exception.
+pub(crate) fn frozen_bytes(py: Python<'_>, device: u32, timeout: Duration) -> Option<u64> {
+    let device = runtime::device(i32::try_from(device).ok()?).ok()?;
+    let count = freeze_count(py);
+    if count == 0 {
+        return Some(0);
+    }
+    dead::find_frozen(py, device, count, timeout).map(|found| found.bytes)
+}
+
+/// Why memory may still be held. The calling thread is attached and has no pending exception.
+pub(super) fn hints(py: Python<'_>, device: u32) -> Hints {
+    let mut hints = Hints::default();
+    match frozen_bytes(py, device, TIMEOUT) {
+        Some(0) => {}
+        Some(bytes) => {
+            let held = message::human(bytes);
+            let text = format!(
+                "{held} is held only by garbage that gc.freeze() keeps from being collected; see gc.unfreeze()."
+            );
+            hints.frozen = Some(text.into());
+        }
+        None => hints.frozen_objects = !is_forked(),
+    }
+    if !is_forked() {
+        tracebacks(py, device, &mut hints);
+    }
+    hints
+}
+
+fn tracebacks(py: Python<'_>, device: u32, hints: &mut Hints) {
+    let Some(finder) = TRACEBACK_FINDER.get() else { return };
+    let Ok(arguments) = (device, TIMEOUT.as_secs_f64()).into_pyobject(py) else { return };
+    // SAFETY: attached; both objects are alive, and the result is a new reference.
+    let found = unsafe {
+        match ffi::call_for_object(finder.as_ptr(), arguments.as_ptr()) {
+            Ended::Returned(found) => Bound::from_owned_ptr(py, found),
+            Ended::Interrupted => return ffi::raise_interrupt(),
+            Ended::Raised | Ended::Forked => return,
+        }
+    };
+    if let Ok((text, complete)) = found.extract::<(Option<String>, bool)>() {
+        hints.live_traceback = !complete;
+        hints.traceback = text.map(Into::into);
+    }
+}
