@@ -52,7 +52,7 @@ class App {
     const span = Math.min(all, Math.max(Math.min(MIN_VIEW_MOMENTS, all), to - from));
     const start = Math.min(all - span, Math.max(0, from));
     this.view = { from: start, to: start + span };
-    this.redraw();
+    this.redraw(false);
   }
 
   /** Shows `factor` times as much, around a moment. */
@@ -102,15 +102,17 @@ class App {
       : this.summary.sites.slice(this.summary.bands).some(({ site }) => this.matching[site]);
   }
 
-  /** Asks for a frame. */
-  redraw() {
+  /** Asks for a frame; the map changes with the cursor, not with what the chart shows. */
+  redraw(withMap = true) {
     this.chart.isStale = true;
+    this.mapIsStale ||= withMap;
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       if (this.stateIsStale) this.#updateState();
       this.chart.draw();
-      this.map.draw();
+      if (this.mapIsStale) this.map.draw();
+      this.mapIsStale = false;
       fillTimelineTable(this);
     });
   }
