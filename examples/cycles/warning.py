@@ -5,8 +5,10 @@ TORCH_SPYRE_ALLOC_CONF=device_memory:64MiB python examples/cycles/warning.py
 
 from __future__ import annotations
 
-import sys
+import os
 import warnings
+
+os.environ.setdefault("TORCH_SPYRE_ALLOC_CONF", "device_memory:64MiB")
 
 import torch
 from torch import nn
@@ -39,4 +41,3 @@ for _ in range(2):
     del model, extractor
     objects = [[] for _ in range(100_000)]  # Work that makes Python's collector run.
     del objects
-sys.stdout.flush()

@@ -28,3 +28,8 @@ fn pressure() {
 fn trace() {
     replay("trace", flex_fuzz::trace::run);
 }
+
+#[test]
+fn import() {
+    replay("import", flex_fuzz::import::run);
+}

@@ -11,6 +11,7 @@ import threading
 from contextlib import ExitStack
 
 from torch_spyre import memory
+from torch_spyre._pressure_hooks import RemovableHandle
 from torch_spyre.gc._agreement import Alone, Ranks
 from torch_spyre.gc._collector import Collector
 from torch_spyre.gc._limits import Generation, Limits
@@ -33,6 +34,7 @@ class Run:
         self.statistics = statistics
         self.meter = Meter(limits, device)
         self.asked = False
+        self.hook: RemovableHandle | None = None
         self.thread, self.process = threading.get_ident(), os.getpid()
         with ExitStack() as undo:
             self.collector = Collector()
@@ -41,7 +43,7 @@ class Run:
                 # That the collector is disabled says nothing now: the program has not disabled it.
                 memory.set_pressure_policy(gc="always")
                 undo.callback(_respect_disable_again)
-            undo.callback(memory.register_pressure_hook(self.thaw, priority=_LAST).remove)
+            undo.callback(self._remove_hook)
             if limits.warmup_steps == 0:
                 self._settle(asked_here=False)
             self.undo = undo.pop_all()
@@ -83,6 +85,10 @@ class Run:
             return
         with self.undo:
             self.agreement.leave(failed=failed)
+
+    def _remove_hook(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
 
     def _check_caller(self) -> None:
         if os.getpid() != self.process:
@@ -131,6 +137,8 @@ class Run:
         if self.limits.freeze:
             self.collector.freeze()
             self.statistics.frozen_objects = self.collector.frozen_objects
+            if self.hook is None and self.collector.frozen_objects:
+                self.hook = memory.register_pressure_hook(self.thaw, priority=_LAST)
         self.meter.settled(frozen=self.collector.frozen_objects > 0)
 
 

@@ -137,6 +137,19 @@ def test_frozen_garbage_is_thawed_before_an_allocation_fails() -> None:
 
 
 @pytest.mark.pressure
+@pytest.mark.parametrize("freeze", [True, False])
+def test_an_allocation_that_fails_has_tried_to_thaw_what_was_frozen(freeze: bool) -> None:
+    counters = Counters()
+    with planned(warmup_steps=0, freeze=freeze) as plan:
+        live = block(40 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            block(40 * MIB)
+        assert counters["failed"] == 1
+        assert counters["hooks.run"] == plan.statistics.thawed == int(freeze)
+        assert live.numel() == 40 * MIB
+
+
+@pytest.mark.pressure
 def test_the_hook_that_thaws_ends_with_the_plan() -> None:
     with planned(warmup_steps=0) as plan:
         pass

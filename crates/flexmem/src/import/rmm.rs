@@ -66,6 +66,9 @@ impl<'a> Entry<'a> {
         let &[thread, time, action, pointer, size, stream] = fields.as_slice() else {
             return Err(format!("expected 6 fields, found {}: {line:.80}", fields.len()));
         };
+        if !matches!(action, "allocate" | "allocate failure" | "free") {
+            return Err(format!("expected allocate, allocate failure or free, found {action:.40}"));
+        }
         let size = size.parse().map_err(|_| format!("expected a size in bytes, found {size:.40}"))?;
         Ok(Entry {
             thread: thread.parse().unwrap_or(0),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use flex::FlexError;
 use flex::fork::is_forked;
+use flex::history::HistoryOptions;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -239,7 +240,7 @@ pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
 #[pyfunction]
 pub(crate) fn record_history_with_stacks(py: Python<'_>, index: i32, max_entries: usize) -> PyResult<()> {
     interpreter::stacks::enable(py)?;
-    let sites: Arc<dyn flex::history::Sites> = Arc::new(interpreter::stacks::PythonSites);
-    let options = flex::history::HistoryOptions { max_entries, sites: Some(sites), ..Default::default() };
+    let sites = Some(interpreter::stacks::sites());
+    let options = HistoryOptions { max_entries, sites, ..HistoryOptions::default() };
     device(index)?.allocator.record_history(Some(options)).map_err(runtime_error)
 }

@@ -1,0 +1,107 @@
+//! Logs of other tools: RMM, MiniMalloc, PyTorch's profiler.
+
+mod common;
+
+use common::{imported, lines};
+use flexmem::import::Kind;
+
+#[track_caller]
+fn assert_trace(file: &str, kind: Kind, expected: &[&str]) {
+    let (found, trace) = imported(file.as_bytes()).unwrap();
+    assert_eq!(found, kind);
+    let lines = lines(&trace);
+    // Behind where it comes from and the clock, before the end.
+    assert_eq!(lines[2..lines.len() - 1], *expected);
+}
+
+#[track_caller]
+fn assert_refused(file: &str, expected: &str) {
+    let error = imported(file.as_bytes()).unwrap_err().to_string();
+    assert_eq!(error, expected);
+}
+
+const DEVICE: &str = "Device(Device { device: 0, name: None, capacity_bytes: None })";
+
+#[test]
+fn rmm_over_midnight_with_a_failure_and_a_free_of_what_was_there_before() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+               7,23:59:59:999999,allocate,0x7f0000000000,1000,0x2\n\
+               7,00:00:00:000001,free,0x7f0000000000,1000,0x2\n\
+               7,00:00:01.5,free,0x10,8,0x0\n\
+               8,00:00:02.0,allocate failure,(nil),99999,0x0\n";
+    assert_trace(
+        log,
+        Kind::Rmm,
+        &[
+            DEVICE,
+            "0 Allocated { address: Address(139637976727552), size_bytes: 1000, rounded_bytes: None, stream: 2 } at \
+             86399999999000",
+            "0 Freed { address: Address(139637976727552), size_bytes: 1000 } at 86400000001000",
+            "0 OutOfMemory { requested_bytes: 99999, free_bytes: None, largest_free_bytes: None, capacity_bytes: None } \
+             at 86402000000000",
+            "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
+             baseline_freed: 1 })",
+        ],
+    );
+    let heading = "Thread,Time,Action,Pointer,Size,Stream\n";
+    assert_refused(&format!("{heading}1,2\n"), "line 2: expected 6 fields, found 2: 1,2");
+    assert_refused(
+        &format!("{heading}1,25:00:00,free,0x1,1,0x0\n"),
+        "line 2: expected a time of day, found 25:00:00",
+    );
+    assert_refused(
+        &format!("{heading}1,1:0:0,free,0x1,x,0x0\n"),
+        "line 2: expected a size in bytes, found x",
+    );
+    assert_refused(
+        &format!("{heading}1,1:0:0,free,here,1,0x0\n"),
+        "line 2: expected a hexadecimal address, found here",
+    );
+    assert_refused(
+        &format!("{heading}1,1:0:0,realloc,0x1,1,0x0\n"),
+        "line 2: expected allocate, allocate failure or free, found realloc",
+    );
+}
+
+#[test]
+fn minimalloc_frees_first_and_knows_inclusive_ends() {
+    let events = [
+        DEVICE,
+        "History(History { device: 0, recorded: true, reserved_before_bytes: Some(0), contradictions: 0, \
+         baseline_freed: 0 })",
+        "0 Allocated { address: Address(0), size_bytes: 128, rounded_bytes: None, stream: 0 } at 0",
+        "0 Freed { address: Address(0), size_bytes: 128 } at 5",
+        "0 Allocated { address: Address(128), size_bytes: 64, rounded_bytes: None, stream: 0 } at 5",
+        "0 Freed { address: Address(128), size_bytes: 64 } at 9",
+    ];
+    assert_trace("id,lower,upper,size\n0,0,5,128\n1,5,9,64\n", Kind::MiniMalloc, &events);
+    assert_trace("buffer, size, start, end\nb0, 128, 0, 4\nb1, 64, 5, 8\n", Kind::MiniMalloc, &events);
+    assert_refused("id,lower,upper,size\n0,5,5,1\n", "line 2: expected a life, found one from 5 to before 5");
+    assert_refused("id,lower,upper,size\n0,5\n", "line 2: expected a number, found \"\" in: 0,5");
+}
+
+#[test]
+fn the_profiler_in_order_of_time_without_the_memory_of_the_cpu() {
+    let event = |ts: f64, device_type: u64, address: u64, bytes: i64| {
+        serde_json::json!({"ph": "i", "name": "[memory]", "pid": 3, "tid": 9, "ts": ts, "args": {
+            "Total Allocated": 1, "Bytes": bytes, "Device Id": 0, "Device Type": device_type, "Addr": address}})
+    };
+    let other =
+        serde_json::json!({"ph": "X", "name": "aten::add", "ts": 1, "dur": 2, "args": {"Addr": "no number"}});
+    let events = vec![event(5.5, 1, 4096, -64), event(1.25, 1, 4096, 64), event(1.0, 0, 16, 8), other];
+    let expected = [
+        DEVICE,
+        "0 Allocated { address: Address(4096), size_bytes: 64, rounded_bytes: None, stream: 0 } at 1250",
+        "0 Freed { address: Address(4096), size_bytes: 64 } at 5500",
+        "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
+         baseline_freed: 0 })",
+    ];
+    let file = serde_json::json!({"schemaVersion": 1, "traceEvents": events, "traceName": "x"});
+    assert_trace(&file.to_string(), Kind::Json, &expected);
+    assert_trace(&serde_json::Value::from(events).to_string(), Kind::Json, &expected);
+    let without = serde_json::json!({"traceEvents": [{"name": "[memory]", "ts": 1, "args": {"Bytes": 5}}]});
+    assert_refused(
+        &without.to_string(),
+        "the profiler's `[memory]` events have no addresses: record with PyTorch 1.12 or later",
+    );
+}
