@@ -110,6 +110,67 @@ proptest! {
     }
 }
 
+/// Numbers as hostile files have them: at the ends of their range, and equal to one another.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..4_u64, Just(u64::MAX), (u64::MAX - 3)..=u64::MAX, Just(1 << 63), any::<u64>()]
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    let address = || number().prop_map(Address);
+    prop_oneof![
+        (address(), number(), number()).prop_map(|(address, size_bytes, stream)| Action::Allocated {
+            address,
+            size_bytes,
+            rounded_bytes: None,
+            stream
+        }),
+        (address(), number()).prop_map(|(address, size_bytes)| Action::Freed { address, size_bytes }),
+        (address(), number()).prop_map(|(address, size_bytes)| Action::Baseline {
+            address,
+            size_bytes,
+            stream: 0
+        }),
+        (address(), number(), any::<bool>()).prop_map(|(address, size_bytes, mapped)| {
+            Action::RegionAcquired { address, size_bytes, stream: 0, mapped }
+        }),
+        (address(), number(), any::<bool>())
+            .prop_map(|(address, size_bytes, mapped)| Action::RegionReleased { address, size_bytes, mapped }),
+        (number(), number())
+            .prop_map(|(pressure, requested_bytes)| Action::PressureBegan { pressure, requested_bytes }),
+        (number(), number()).prop_map(|(bytes, blocks)| Action::Reclaimed { type_name: None, bytes, blocks }),
+        (number(), number()).prop_map(|(objects, reclaimed_bytes)| Action::Collected {
+            generation: 2,
+            objects,
+            reclaimed_bytes,
+            duration_ns: u64::MAX,
+            pressure: None
+        }),
+        number().prop_map(|events| Action::Lost { events }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_makes_no_sense_makes_a_page_that_says_so(
+        actions in proptest::collection::vec((0..3_u32, any_action(), proptest::option::of(number())), 0..120),
+    ) {
+        let event = |&(device, action, time_ns): &(u32, Action, Option<u64>)| {
+            Event { time_ns, ..Event::new(device, action) }
+        };
+        let events: Vec<Event> = actions.iter().map(event).collect();
+        let mut report = report(&events, Limits { blocks: 20, regions: 5, ..Limits::default() });
+        let page = report.page().unwrap();
+        prop_assert!(page.len() < 200 << 10);
+        for device in &report.summary.devices {
+            let of_device = || events.iter().filter(|event| event.device == device.device);
+            let baseline = of_device().filter(|event| matches!(event.action, Action::Baseline { .. })).count();
+            prop_assert_eq!(device.events as usize, of_device().count() - baseline);
+            prop_assert_eq!(device.map.blocks, device.allocations + device.baseline_blocks);
+            prop_assert_eq!(device.map.blocks, device.map.shown + device.map.left_out);
+        }
+    }
+}
+
 #[test]
 fn what_is_left_out_is_the_smallest_and_is_said() {
     let baseline =
