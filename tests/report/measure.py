@@ -4,7 +4,6 @@
 """
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,9 +15,13 @@ from browser import Browser
 MIB = 1 << 20
 
 
-def used() -> tuple[float, int]:
-    """Processor time and the peak of memory of all children that ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+def used_by(command: list[str]) -> tuple[float, int]:
+    """Run a command: its processor time in seconds, and the most memory that it had, in bytes."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
 
 
@@ -30,10 +33,7 @@ def main() -> int:
             trace, report = folder / "training.trace", folder / "training.html"
             command = [os.environ["SYNTHETIC_TRACE"], str(trace), "--events", str(events), "--blocks", "16"]
             subprocess.run(command, check=True)
-            before = used()[0]
-            command = [os.environ["FLEXMEM"], "report", str(trace), "-o", str(report)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            processor_s, peak = used()[0] - before, used()[1]
+            processor_s, peak = used_by([os.environ["FLEXMEM"], "report", str(trace), "-o", str(report)])
             browser = Browser(Path(os.environ["CHROMIUM"]))
             try:
                 with browser.page() as page:
@@ -46,7 +46,11 @@ def main() -> int:
                         """(() => {
                             const { chart, map } = flexmemReport.app;
                             const start = performance.now();
-                            for (let frame = 0; frame < 20; frame += 1) { chart.isStale = true; chart.draw(); map.draw(); }
+                            for (let frame = 0; frame < 20; frame += 1) {
+                                chart.isStale = true;
+                                chart.draw();
+                                map.draw();
+                            }
                             return (performance.now() - start) / 20;
                         })()"""
                     )
