@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use flex::FlexError;
 use flex::fork::is_forked;
-use flex::history::HistoryOptions;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -234,13 +233,4 @@ pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
         }
         began.elapsed().as_nanos() as f64 / f64::from(count.max(1))
     })
-}
-
-/// Records the history of a device, with stacks.
-#[pyfunction]
-pub(crate) fn record_history_with_stacks(py: Python<'_>, index: i32, max_entries: usize) -> PyResult<()> {
-    interpreter::stacks::enable(py)?;
-    let sites = Some(interpreter::stacks::sites());
-    let options = HistoryOptions { max_entries, sites, ..HistoryOptions::default() };
-    device(index)?.allocator.record_history(Some(options)).map_err(runtime_error)
 }
