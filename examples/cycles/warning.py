@@ -6,6 +6,7 @@ TORCH_SPYRE_ALLOC_CONF=device_memory:64MiB python examples/cycles/warning.py
 from __future__ import annotations
 
 import os
+import textwrap
 import warnings
 
 os.environ.setdefault("TORCH_SPYRE_ALLOC_CONF", "device_memory:64MiB")
@@ -28,7 +29,7 @@ class FeatureExtractor:
 
 
 def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: object) -> None:
-    print(f"{category.__name__}: {message}")
+    print(textwrap.fill(f"{category.__name__}: {message}", 110))
 
 
 warnings.showwarning = show
