@@ -1,5 +1,5 @@
-//! The first questions that people have about a memory file, answered: was history on, is it whole, which device is busy,
-//! where is the memory, what ran out and why.
+//! The first questions that people have about a memory file, answered: was history on, is it whole, which device is
+//! busy, where is the memory, what ran out and why.
 //!
 //! - [`answers`]: the answers as plain values, which `--json` shows.
 //! - `events`, `regions`: what the events, and the state at the end, say of one device.

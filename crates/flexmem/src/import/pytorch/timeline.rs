@@ -1,8 +1,8 @@
 //! What happened on each device: events in their order, and the blocks that were live before the first of them.
 //!
-//! A recording may have begun in mid-life, or have lost its oldest events. What was live by then is found from both ends:
-//! a block that is freed without having been allocated was there before, and so was one that is live in the segments
-//! without having been allocated. These blocks are the *baseline*.
+//! A recording may have begun in mid-life, or have lost its oldest events. What was live by then is found from both
+//! ends: a block that is freed without having been allocated was there before, and so was one that is live in the
+//! segments without having been allocated. These blocks are the *baseline*.
 //!
 //! Events go into frames of a trace at once: to memory, and to a temporary file if they are many. What is remembered of
 //! them is one entry for each address. A block is free when the free is completed, not when it is requested.
