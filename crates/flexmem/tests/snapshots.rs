@@ -233,6 +233,7 @@ fn pressure_and_collections_of_spyre_are_understood() {
     assert_eq!(
         actions,
         [
+            "Lost { events: 9 }",
             "Allocated { address: Address(18446744072635809792), size_bytes: 500, rounded_bytes: Some(512), stream: 0 }",
             "PressureBegan { pressure: 1, requested_bytes: 600 }",
             "Collected { generation: 2, objects: 12, reclaimed_bytes: 512, duration_ns: 900000, pressure: Some(1) }",

@@ -103,7 +103,10 @@ def pressure() -> dict[str, Any]:
         event("pressure_end", 0, 700) | more | {"addr": 0, "outcome": "failed", "duration_us": 5, "skipped": "off"},
         {"action": "oom", "size": 700, "device_free": 100, "largest_free": 50, "stream": 0, "frames": STACK} | more,
     ]
-    return {"segments": [], "device_traces": [events]}
+    histories = [{"recording": True, "lost_events": 9}]
+    settings = {"expandable_segments": False, "TORCH_SPYRE_ALLOC_CONF": "", "spyre": {"device_memory": 4096}}
+    snapshot = {"segments": [], "device_traces": [events], "history": histories}
+    return snapshot | {"allocator_settings": settings}
 
 
 def page(data: bytes) -> str:

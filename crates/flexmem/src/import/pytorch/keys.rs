@@ -74,6 +74,7 @@ keys! {
     RECLAIMED_BYTES = "reclaimed_bytes",
     YOUNG_COLLECTIONS = "young_collections",
     FULL_COLLECTIONS = "full_collections",
+    LOST_EVENTS = "lost_events",
 }
 
 /// A heap that knows the keys.

@@ -202,6 +202,18 @@ impl<'t> Shapes<'t> {
         Ok(())
     }
 
+    /// How many events are missing of each device, as snapshots of `spyre` say in their `history`.
+    pub(super) fn lost_events(&mut self, histories: &[Value], heap: &Heap) -> Result<(), Fault> {
+        let numbers = self.timelines.devices.len();
+        for (device, &history) in histories.iter().take(numbers).enumerate() {
+            let Value::Dict(dict) = history else { continue };
+            let entries = Entries { what: "a device's history", entries: heap.dict(dict)? };
+            let lost_events = entries.optional(keys::LOST_EVENTS)?.unwrap_or(0);
+            self.timelines.devices.entry(device_number(device)?).or_default().lost_events = lost_events;
+        }
+        Ok(())
+    }
+
     fn frame(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
         let line = entries.find(keys::LINE).and_then(Value::as_u64).unwrap_or(0);
         let frame = Frame {

@@ -39,6 +39,8 @@ pub(super) struct Timeline {
     pub(super) baseline: Vec<Baseline>,
     pub(super) baseline_freed: u64,
     pub(super) contradictions: u64,
+    /// Events before the first that are missing, as snapshots of `spyre` say.
+    pub(super) lost_events: u64,
     /// What the events acquired, less what they released.
     acquired_bytes: i128,
     pub(super) reserved_before_bytes: u64,
