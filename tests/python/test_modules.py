@@ -192,7 +192,7 @@ class TestMetaTensors:
         assert torch.spyre.memory_allocated() <= before + 4096
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="PyTorch 2.15 has no named tensors any more")
+@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="PyTorch from 2.13 has no named tensors any more")
 @pytest.mark.filterwarnings("ignore:Named tensors and all their associated APIs are an experimental feature")
 def test_named_tensors() -> None:
     named = torch.ones(2, 3, names=("N", "C")).to("spyre")
