@@ -2,8 +2,8 @@
 //!
 //! [`arena`] checks what the allocator hands out and counts, [`pressure`] what happens around a memory-pressure
 //! callback. Both compare with the naive model of the property tests, which this crate takes from there. Every input of
-//! theirs ends with nothing left. [`trace`] reads bytes that may be a trace, [`import`] bytes that may be any memory file.
-//! An input that finds something makes a target panic.
+//! theirs ends with nothing left. [`trace`] reads bytes that may be a trace, [`import`] bytes that may be any memory
+//! file. An input that finds something makes a target panic.
 
 pub mod arena;
 pub mod import;

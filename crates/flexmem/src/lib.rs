@@ -1,6 +1,7 @@
 //! From a memory file to an answer: the library behind the command `flexmem`.
 //!
-//! - [`import`]: files of PyTorch, RMM, MiniMalloc as traces ([`flex_trace`]); [`trace_file`]: one that can be read again.
+//! - [`import`]: files of PyTorch, RMM, MiniMalloc as traces ([`flex_trace`]); [`trace_file`]: one that can be read
+//!   again.
 //! - [`info`]: the first questions that people have, answered.
 //! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
 //! - [`report`]: one page that shows a trace in a browser.

@@ -140,6 +140,21 @@ fn figures_above_the_memory_of_the_device_are_impossible() {
 }
 
 #[test]
+fn pressure_on_spyre_is_summed_up_without_advice_for_cuda() {
+    let mut trace = TraceFile::import(data("pressure.pickle").as_slice(), "pressure").unwrap();
+    let info = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let device = &info.devices[0];
+    assert_eq!(device.capacity_bytes, Some(4096));
+    assert_eq!(
+        (device.pressure.events, device.pressure.rescued, device.pressure.reclaimed_bytes),
+        (2, 1, 512)
+    );
+    assert_eq!((device.history.state, device.history.lost_events), (HistoryState::Truncated, 9));
+    assert_eq!((device.events.collections, device.events.out_of_memory), (1, 1));
+    assert!(info.advice.iter().all(|advice| !advice.contains("expandable_segments")), "{:?}", info.advice);
+}
+
+#[test]
 fn a_missing_file_and_a_folder_are_errors() {
     assert!(TraceFile::open(Path::new("/nowhere/at/all")).is_err());
 }

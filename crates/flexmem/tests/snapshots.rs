@@ -223,3 +223,26 @@ fn a_trace_is_imported_as_it_is() {
     // All is in one frame here, so nothing of it is left; that something is missing is said.
     assert_eq!(common::lines(&imported(&trace[..trace.len() / 2]).unwrap().1)[0], "0 Lost { events: 0 }");
 }
+
+#[test]
+fn pressure_and_collections_of_spyre_are_understood() {
+    let (_, trace) = imported(&data("pressure.pickle")).unwrap();
+    let lines = lines(&trace);
+    let actions: Vec<&str> =
+        lines.iter().filter_map(|line| line.strip_prefix("0 ")?.split(" at ").next()).collect();
+    assert_eq!(
+        actions,
+        [
+            "Lost { events: 9 }",
+            "Allocated { address: Address(18446744072635809792), size_bytes: 500, rounded_bytes: Some(512), stream: 0 }",
+            "PressureBegan { pressure: 1, requested_bytes: 600 }",
+            "Collected { generation: 2, objects: 12, reclaimed_bytes: 512, duration_ns: 900000, pressure: Some(1) }",
+            "Freed { address: Address(18446744072635809792), size_bytes: 500 }",
+            "PressureEnded { pressure: 1, end: Served, tried: 6, reclaimed_bytes: 512, duration_ns: 1000000 }",
+            "PressureBegan { pressure: 2, requested_bytes: 700 }",
+            "PressureEnded { pressure: 2, end: OutOfMemory, tried: 0, reclaimed_bytes: 0, duration_ns: 5000 }",
+            "OutOfMemory { requested_bytes: 700, free_bytes: Some(100), largest_free_bytes: Some(50), capacity_bytes: \
+             None } by train.py:3:step < train.py:7:main",
+        ]
+    );
+}

@@ -1,13 +1,14 @@
 //! `flexmem import`.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use serde::Serialize;
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 
 use super::{Common, open, print_json, text};
 
@@ -51,7 +52,9 @@ fn write(trace: &mut crate::TraceFile, output: &Path) -> anyhow::Result<u64> {
         return Ok(trace.copy_to(File::create(output)?)?);
     }
     let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = NamedTempFile::new_in(folder)?;
+    // As any new file is: temporary ones are private otherwise.
+    let permissions = Permissions::from_mode(0o666);
+    let mut file = Builder::new().permissions(permissions).tempfile_in(folder)?;
     let bytes = trace.copy_to(&mut file)?;
     file.persist(output)?;
     Ok(bytes)

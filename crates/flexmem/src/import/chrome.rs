@@ -1,5 +1,5 @@
-//! Traces of PyTorch's profiler (`export_chrome_trace`), recorded with `profile_memory=True`: JSON whose `traceEvents` has
-//! an event `[memory]` for each allocation and free. Only those are kept, and they are sorted by time.
+//! Traces of PyTorch's profiler (`export_chrome_trace`), recorded with `profile_memory=True`: JSON whose `traceEvents`
+//! has an event `[memory]` for each allocation and free. Only those are kept, and they are sorted by time.
 //!
 //! Those of accelerators are taken; those of the CPU only if there are no others.
 

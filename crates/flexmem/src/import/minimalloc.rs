@@ -1,5 +1,6 @@
-//! MiniMalloc's tables of buffers: `id,lower,upper,size`, a life from `lower` up to before `upper`. The columns may come in
-//! another order; `start` and `end` are other names of the times, and `end` is inclusive. More columns are passed over.
+//! MiniMalloc's tables of buffers: `id,lower,upper,size`, a life from `lower` up to before `upper`. The columns may
+//! come in another order; `start` and `end` are other names of the times, and `end` is inclusive. More columns are
+//! passed over.
 //!
 //! Played as it would happen: at each time the frees first, then the allocations. A table has no addresses; each buffer
 //! gets one of its own.

@@ -1,7 +1,7 @@
 //! Files of other tools as traces.
 //!
-//! [`import`] looks at the beginning of a file, and hands it to who knows its kind. A file that none knows gets an error
-//! that says what it is. Nothing in a file is ever run.
+//! [`import`] looks at the beginning of a file, and hands it to who knows its kind. A file that none knows gets an
+//! error that says what it is. Nothing in a file is ever run.
 //!
 //! - [`kind`]: what a file is, by its first bytes.
 //! - [`pickle`], [`pytorch`]: snapshots of PyTorch; [`page`]: those in a saved page of its viewer.
@@ -87,8 +87,8 @@ fn look<R: Read>(input: &mut BufReader<R>) -> io::Result<&[u8]> {
     input.fill_buf()
 }
 
-/// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has events
-/// missing at its end.
+/// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has
+/// events missing at its end.
 fn copy<R: Read, W: Write>(input: R, writer: &mut Writer<W>) -> Result<(), ImportError> {
     let mut reader = Reader::new(input)?;
     let mut devices = BTreeSet::from([0]);

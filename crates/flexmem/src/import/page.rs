@@ -1,5 +1,5 @@
-//! The page that PyTorch's viewer saves (`torch.cuda._memory_viz`): HTML with the pickle of the snapshot in it, in base64,
-//! as a text of JSON.
+//! The page that PyTorch's viewer saves (`torch.cuda._memory_viz`): HTML with the pickle of the snapshot in it, in
+//! base64, as a text of JSON.
 
 use std::io::{BufRead, Read};
 

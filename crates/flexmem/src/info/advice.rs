@@ -15,8 +15,8 @@ pub(super) fn advice(info: &Info) -> Vec<String> {
     };
     match busiest.history.state {
         HistoryState::NeverOn | HistoryState::OwnersOnly => advice.push(
-            "History was never on: call torch.cuda.memory._record_memory_history() before the model is made, then take \
-             the snapshot again."
+            "History was never on: call torch.cuda.memory._record_memory_history() (torch.spyre.memory's on spyre) before \
+             the model is made, then take the snapshot again."
                 .to_owned(),
         ),
         HistoryState::Truncated if is_pytorch(info) => advice.push(
@@ -33,7 +33,7 @@ pub(super) fn advice(info: &Info) -> Vec<String> {
 }
 
 fn about_fragmentation(info: &Info, memory: &MemoryInfo) -> Option<String> {
-    if memory.stuck_bytes <= memory.reserved_bytes / STUCK || !is_pytorch(info) {
+    if memory.stuck_bytes <= memory.reserved_bytes / STUCK || !is_pytorch(info) || !knows_expandable(info) {
         return None;
     }
     let is_on = info.is_on("expandable_segments");
@@ -48,6 +48,12 @@ fn about_fragmentation(info: &Info, memory: &MemoryInfo) -> Option<String> {
         ),
         (true, _) => None,
     }
+}
+
+/// Whether the allocator has expandable segments: that of `spyre` has none, whose settings come under a name of their
+/// own.
+fn knows_expandable(info: &Info) -> bool {
+    info.settings.iter().all(|setting| setting.key != "TORCH_SPYRE_ALLOC_CONF")
 }
 
 fn is_pytorch(info: &Info) -> bool {

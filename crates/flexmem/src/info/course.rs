@@ -1,8 +1,9 @@
 //! How memory grew: one big step, what stays live, or what is kept free.
 //!
-//! The events are divided into eight parts of equal number. What stays live shows in the least that was live in each part:
-//! temporary memory comes and goes above it. If that least grows from part to part, by a tenth of the peak in all, the
-//! program keeps more and more. Only what happened before a request failed counts: after that programs clean up.
+//! The events are divided into eight parts of equal number. What stays live shows in the least that was live in each
+//! part: temporary memory comes and goes above it. If that least grows from part to part, by a tenth of the peak in
+//! all, the program keeps more and more. Only what happened before a request failed counts: after that programs clean
+//! up.
 
 use flex_trace::Tables;
 

@@ -1,5 +1,5 @@
-//! The first questions that people have about a memory file, answered: was history on, is it whole, which device is busy,
-//! where is the memory, what ran out and why.
+//! The first questions that people have about a memory file, answered: was history on, is it whole, which device is
+//! busy, where is the memory, what ran out and why.
 //!
 //! - [`answers`]: the answers as plain values, which `--json` shows.
 //! - `events`, `regions`: what the events, and the state at the end, say of one device.
@@ -23,6 +23,9 @@ use self::answers::{DeviceInfo, Info, SettingInfo, SourceInfo};
 use self::events::EventTally;
 use self::regions::RegionTally;
 use crate::TraceFile;
+
+/// The setting that says how much memory each device of `spyre` has, in bytes.
+const SPYRE_MEMORY: &str = "spyre.device_memory";
 
 /// What the user adds to the file.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,6 +55,11 @@ pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError>
     let (mut source, mut settings) = (SourceInfo::default(), Vec::new());
     trace.each(|record, _| first_look(record, &mut devices, &mut source, &mut settings))?;
     trace.each(|record, _| second_look(record, &mut devices))?;
+    let stated = settings.iter().find(|setting: &&SettingInfo| setting.key == SPYRE_MEMORY);
+    let stated_bytes = stated.and_then(|setting| setting.value.parse().ok());
+    for tally in devices.values_mut() {
+        tally.capacity_bytes = tally.capacity_bytes.or(stated_bytes);
+    }
     // Names and stacks are all there at the end.
     let mut infos = Vec::new();
     trace.each(|record, tables| {

@@ -1,5 +1,5 @@
-//! What a device was asked for: allocations and frees, in order. Blocks that were live before recording began come first,
-//! in the order of addresses, since nobody knows another.
+//! What a device was asked for: allocations and frees, in order. Blocks that were live before recording began come
+//! first, in the order of addresses, since nobody knows another.
 
 use std::collections::HashMap;
 

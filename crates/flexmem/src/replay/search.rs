@@ -1,8 +1,8 @@
 //! The smallest memory that serves a trace.
 //!
-//! Whether a capacity serves is not monotone: an allocator may fail with a little more memory than it succeeded with. So
-//! the capacity is lowered step by step from one that is ample, and the last one before the first failure counts: every
-//! capacity tried above it serves as well. First in steps of 2 %, then of 0.5 % from the last that served.
+//! Whether a capacity serves is not monotone: an allocator may fail with a little more memory than it succeeded with.
+//! So the capacity is lowered step by step from one that is ample, and the last one before the first failure counts:
+//! every capacity tried above it serves as well. First in steps of 2 %, then of 0.5 % from the last that served.
 
 /// Where the descent starts, as a multiple of the peak, and by how much that is raised until it serves.
 const START: f64 = 1.5;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::Read;
 
-/// A snapshot of protocol 4, made while it is read, as Python writes it: each event with a new list of frames, each dict
-/// and list remembered, each text written once.
+/// A snapshot of protocol 4, made while it is read, as Python writes it: each event with a new list of frames, each
+/// dict and list remembered, each text written once.
 pub(crate) struct Snapshot {
     pickle: Pickle,
     events: u64,

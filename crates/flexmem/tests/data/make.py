@@ -88,6 +88,27 @@ def old_style() -> list[dict[str, Any]]:
     return [{"device": 1, "address": BASE, "total_size": 2048, "stream": 0, "segment_type": "large", "blocks": blocks}]
 
 
+def pressure() -> dict[str, Any]:
+    """As `spyre` writes it: a request that a collection serves, and one that fails."""
+    more: dict[str, Any] = {"thread_id": 77, "pool_id": (0, 0)}
+    collected = {"generation": "full", "objects": 12, "duration_us": 900}
+    outcome = {"reclaimed_bytes": 512, "young_collections": 1, "full_collections": 1, "skipped": None}
+    events = [
+        event("alloc", 0, 500) | more | {"allocated_size": 512},
+        event("pressure_begin", 0, 600) | more | {"addr": 0, "device_free": 100, "largest_free": 50},
+        event("gc_collect", 0, 512) | more | {"addr": 0} | collected,
+        event("free_completed", 0, 500) | more | {"allocated_size": 512},
+        event("pressure_end", 0, 600) | more | {"addr": 0, "outcome": "rescued", "duration_us": 1000} | outcome,
+        event("pressure_begin", 0, 700) | more | {"addr": 0, "device_free": 100, "largest_free": 50},
+        event("pressure_end", 0, 700) | more | {"addr": 0, "outcome": "failed", "duration_us": 5, "skipped": "off"},
+        {"action": "oom", "size": 700, "device_free": 100, "largest_free": 50, "stream": 0, "frames": STACK} | more,
+    ]
+    histories = [{"recording": True, "lost_events": 9}]
+    settings = {"expandable_segments": False, "TORCH_SPYRE_ALLOC_CONF": "", "spyre": {"device_memory": 4096}}
+    snapshot = {"segments": [], "device_traces": [events], "history": histories}
+    return snapshot | {"allocator_settings": settings}
+
+
 def page(data: bytes) -> str:
     files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(data).decode()}])
     return f"<!DOCTYPE html>\n<script>\nadd_local_files({files}, 'trace')\n</script>\n"
@@ -98,6 +119,7 @@ def main() -> None:
         (HERE / f"protocol_{protocol}.pickle").write_bytes(pickle.dumps(snapshot(), protocol))
     (HERE / "bare_list.pickle").write_bytes(pickle.dumps(old_style(), 4))
     (HERE / "ordered_dict.pickle").write_bytes(pickle.dumps(collections.OrderedDict(snapshot()), 2))
+    (HERE / "pressure.pickle").write_bytes(pickle.dumps(pressure(), 4))
     (HERE / "page.html").write_text(page(pickle.dumps(snapshot(), 4)))
 
 

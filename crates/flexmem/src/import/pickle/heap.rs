@@ -138,7 +138,8 @@ impl Heap {
         }
     }
 
-    /// Replaces a list or dict, also in the memo; its items are gone. `only` says that nothing but the memo refers to it.
+    /// Replaces a list or dict, also in the memo; its items are gone. `only` says that nothing but the memo refers to
+    /// it.
     pub(in crate::import) fn replace(&mut self, slot: Slot, with: Value, only: bool) {
         let container = &mut self.containers[slot.index as usize];
         if container.generation != slot.generation {

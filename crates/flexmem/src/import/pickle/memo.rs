@@ -1,7 +1,7 @@
 //! The memo: values that a pickle may go back to, by number.
 //!
-//! A pickler remembers every text, list and dict, so the memo is what grows with the file: four bytes for each entry, in
-//! pages that are never moved. A value that does not fit in four bytes is kept aside.
+//! A pickler remembers every text, list and dict, so the memo is what grows with the file: four bytes for each entry,
+//! in pages that are never moved. A value that does not fit in four bytes is kept aside.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,8 @@ const DICT: u32 = 3;
 const OBJECT: u32 = 4;
 const LARGEST_KIND: u8 = (u32::MAX >> NUMBER_BITS) as u8 - OBJECT as u8;
 
-/// What an entry stands for. Of lists and dicts it has the place in the heap alone: one that is gone is not in the memo.
+/// What an entry stands for. Of lists and dicts it has the place in the heap alone: one that is gone is not in the
+/// memo.
 pub(super) enum Entry {
     Value(Value),
     List(u32),

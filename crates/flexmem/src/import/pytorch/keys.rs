@@ -60,6 +60,21 @@ keys! {
     ACTIVE_AWAITING_FREE = "active_awaiting_free",
     SMALL = "small",
     START = "START",
+    THREAD_ID = "thread_id",
+    LARGEST_FREE = "largest_free",
+    PRESSURE_BEGIN = "pressure_begin",
+    PRESSURE_END = "pressure_end",
+    GC_COLLECT = "gc_collect",
+    GENERATION = "generation",
+    FULL = "full",
+    OBJECTS = "objects",
+    DURATION_US = "duration_us",
+    OUTCOME = "outcome",
+    RESCUED = "rescued",
+    RECLAIMED_BYTES = "reclaimed_bytes",
+    YOUNG_COLLECTIONS = "young_collections",
+    FULL_COLLECTIONS = "full_collections",
+    LOST_EVENTS = "lost_events",
 }
 
 /// A heap that knows the keys.

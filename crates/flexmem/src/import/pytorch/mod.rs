@@ -96,6 +96,9 @@ impl Contents {
                 if let Some(&(_, Value::List(traces))) = find(keys::DEVICE_TRACES) {
                     take_leftover_events(traces, heap, shapes)?;
                 }
+                if let Some(&(_, Value::List(histories))) = find(keys::HISTORY) {
+                    shapes.lost_events(heap.list(histories)?, heap)?;
+                }
                 let settings = find(keys::ALLOCATOR_SETTINGS).map(|&(_, settings)| settings);
                 Ok(Contents {
                     segments,
@@ -211,6 +214,10 @@ impl<W: Write> Output<'_, W> {
                 let action = Action::Baseline { address, size_bytes, stream };
                 let stack = block.stack.map(StackId);
                 self.write(&Record::Event(Event { stack, ..Event::new(device, action) }))?;
+            }
+            if timeline.lost_events > 0 {
+                let lost = Action::Lost { events: timeline.lost_events };
+                self.write(&Record::Event(Event::new(device, lost)))?;
             }
         }
         Ok(())

@@ -41,8 +41,39 @@ pub(super) struct RawEvent {
     pub(super) size_bytes: u64,
     pub(super) stream: u64,
     pub(super) time_ns: Option<u64>,
+    pub(super) thread: Option<u64>,
+    pub(super) rounded_bytes: Option<u64>,
     pub(super) device_free_bytes: Option<u64>,
+    pub(super) largest_free_bytes: Option<u64>,
+    pub(super) pressure: PressureKeys,
     pub(super) stack: Option<u32>,
+}
+
+/// What snapshots of `spyre` tell of memory pressure and of collections.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PressureKeys {
+    pub(super) duration_ns: u64,
+    pub(super) reclaimed_bytes: u64,
+    pub(super) objects: u64,
+    pub(super) full: bool,
+    pub(super) rescued: bool,
+    pub(super) tried_young: bool,
+    pub(super) tried_full: bool,
+}
+
+impl PressureKeys {
+    fn of(entries: Entries<'_>) -> Result<PressureKeys, Fault> {
+        let number = |key| entries.optional(key).map(|number| number.unwrap_or(0));
+        Ok(PressureKeys {
+            duration_ns: number(keys::DURATION_US)?.saturating_mul(1000),
+            reclaimed_bytes: number(keys::RECLAIMED_BYTES)?,
+            objects: number(keys::OBJECTS)?,
+            full: entries.find(keys::GENERATION) == Some(Value::Text(keys::FULL)),
+            rescued: entries.find(keys::OUTCOME) == Some(Value::Text(keys::RESCUED)),
+            tried_young: number(keys::YOUNG_COLLECTIONS)? > 0,
+            tried_full: number(keys::FULL_COLLECTIONS)? > 0,
+        })
+    }
 }
 
 /// A span of a segment.
@@ -171,6 +202,18 @@ impl<'t> Shapes<'t> {
         Ok(())
     }
 
+    /// How many events are missing of each device, as snapshots of `spyre` say in their `history`.
+    pub(super) fn lost_events(&mut self, histories: &[Value], heap: &Heap) -> Result<(), Fault> {
+        let numbers = self.timelines.devices.len();
+        for (device, &history) in histories.iter().take(numbers).enumerate() {
+            let Value::Dict(dict) = history else { continue };
+            let entries = Entries { what: "a device's history", entries: heap.dict(dict)? };
+            let lost_events = entries.optional(keys::LOST_EVENTS)?.unwrap_or(0);
+            self.timelines.devices.entry(device_number(device)?).or_default().lost_events = lost_events;
+        }
+        Ok(())
+    }
+
     fn frame(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
         let line = entries.find(keys::LINE).and_then(Value::as_u64).unwrap_or(0);
         let frame = Frame {
@@ -217,7 +260,14 @@ impl<'t> Shapes<'t> {
             size_bytes: entries.number(keys::SIZE)?,
             stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
             time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
+            thread: entries.optional(keys::THREAD_ID).ok().flatten(),
+            rounded_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
             device_free_bytes: entries.optional(keys::DEVICE_FREE)?,
+            largest_free_bytes: entries.optional(keys::LARGEST_FREE)?,
+            pressure: match action {
+                keys::PRESSURE_END | keys::GC_COLLECT => PressureKeys::of(entries)?,
+                _ => PressureKeys::default(),
+            },
             stack: self.stack(entries, heap)?,
         };
         Ok(self.events.put(kind::EVENT, event))

@@ -1,8 +1,8 @@
 //! What happened on each device: events in their order, and the blocks that were live before the first of them.
 //!
-//! A recording may have begun in mid-life, or have lost its oldest events. What was live by then is found from both ends:
-//! a block that is freed without having been allocated was there before, and so was one that is live in the segments
-//! without having been allocated. These blocks are the *baseline*.
+//! A recording may have begun in mid-life, or have lost its oldest events. What was live by then is found from both
+//! ends: a block that is freed without having been allocated was there before, and so was one that is live in the
+//! segments without having been allocated. These blocks are the *baseline*.
 //!
 //! Events go into frames of a trace at once: to memory, and to a temporary file if they are many. What is remembered of
 //! them is one entry for each address. A block is free when the free is completed, not when it is requested.
@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Seek, SeekFrom};
 
-use flex_trace::record::BlockState;
+use flex_trace::record::{BlockState, PressureEnd, tried};
 use flex_trace::{Action, Event, Record, StackId, StringId, Writer};
 use foldhash::fast::RandomState;
 use tempfile::SpooledTempFile;
@@ -39,6 +39,8 @@ pub(super) struct Timeline {
     pub(super) baseline: Vec<Baseline>,
     pub(super) baseline_freed: u64,
     pub(super) contradictions: u64,
+    /// Events before the first that are missing, as snapshots of `spyre` say.
+    pub(super) lost_events: u64,
     /// What the events acquired, less what they released.
     acquired_bytes: i128,
     pub(super) reserved_before_bytes: u64,
@@ -51,13 +53,22 @@ pub(super) struct Timelines {
     pub(super) devices: BTreeMap<u32, Timeline>,
     /// Texts of actions whose meaning is not known.
     pub(super) other_actions: BTreeSet<u32>,
+    /// Events of memory pressure so far, and the one that each thread is in.
+    pressures: u64,
+    under_pressure: HashMap<(u32, Option<u64>), u64>,
     events: Writer<SpooledTempFile>,
 }
 
 impl Timelines {
     pub(super) fn new() -> Self {
         let events = Writer::frames_only(SpooledTempFile::new(IN_MEMORY_BYTES));
-        Timelines { devices: BTreeMap::new(), other_actions: BTreeSet::new(), events }
+        Timelines {
+            devices: BTreeMap::new(),
+            other_actions: BTreeSet::new(),
+            pressures: 0,
+            under_pressure: HashMap::new(),
+            events,
+        }
     }
 
     /// Takes the next event of a device.
@@ -71,7 +82,12 @@ impl Timelines {
                     let freed = Action::Freed { address, size_bytes: old_bytes };
                     write(&mut self.events, &Event { time_ns: raw.time_ns, ..Event::new(device, freed) })?;
                 }
-                Action::Allocated { address, size_bytes, rounded_bytes: None, stream: raw.stream }
+                Action::Allocated {
+                    address,
+                    size_bytes,
+                    rounded_bytes: raw.rounded_bytes,
+                    stream: raw.stream,
+                }
             }
             keys::FREE_REQUESTED => Action::FreeRequested { address, size_bytes },
             keys::FREE_COMPLETED if !timeline.free(raw) => return Ok(()),
@@ -88,9 +104,10 @@ impl Timelines {
             keys::OOM => Action::OutOfMemory {
                 requested_bytes: size_bytes,
                 free_bytes: raw.device_free_bytes,
-                largest_free_bytes: None,
+                largest_free_bytes: raw.largest_free_bytes,
                 capacity_bytes: None,
             },
+            keys::PRESSURE_BEGIN | keys::PRESSURE_END | keys::GC_COLLECT => self.pressure(device, raw),
             keys::SNAPSHOT => Action::SnapshotTaken { reserved_bytes: Some(size_bytes) },
             other => {
                 self.other_actions.insert(other.0);
@@ -98,7 +115,34 @@ impl Timelines {
             }
         };
         let stack = raw.stack.map(StackId);
-        write(&mut self.events, &Event { device, time_ns: raw.time_ns, thread: None, stack, action })
+        write(&mut self.events, &Event { device, time_ns: raw.time_ns, thread: raw.thread, stack, action })
+    }
+
+    /// An event of memory pressure. Snapshots do not number them: those of one thread follow each other.
+    fn pressure(&mut self, device: u32, raw: &RawEvent) -> Action {
+        let (key, keys) = ((device, raw.thread), raw.pressure);
+        match raw.action {
+            keys::PRESSURE_BEGIN => {
+                self.pressures += 1;
+                self.under_pressure.insert(key, self.pressures);
+                Action::PressureBegan { pressure: self.pressures, requested_bytes: raw.size_bytes }
+            }
+            keys::PRESSURE_END => Action::PressureEnded {
+                pressure: self.under_pressure.remove(&key).unwrap_or(0),
+                end: if keys.rescued { PressureEnd::Served } else { PressureEnd::OutOfMemory },
+                tried: u64::from(keys.tried_young) * tried::YOUNG_COLLECTION
+                    + u64::from(keys.tried_full) * tried::FULL_COLLECTION,
+                reclaimed_bytes: keys.reclaimed_bytes,
+                duration_ns: keys.duration_ns,
+            },
+            _ => Action::Collected {
+                generation: if keys.full { 2 } else { 1 },
+                objects: keys.objects,
+                reclaimed_bytes: raw.size_bytes,
+                duration_ns: keys.duration_ns,
+                pressure: self.under_pressure.get(&key).copied(),
+            },
+        }
     }
 
     /// Compares the end with the segments: finds the rest of the baseline and what does not fit.
