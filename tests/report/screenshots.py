@@ -31,7 +31,7 @@ def main() -> int:
             for name in ("light", "dark"):
                 with browser.page(1100, 1180) as page:
                     page.prefer(name)
-                    take(page, report, name, "body")
+                    take(page, report, name, "html")
             with browser.page(360, 740, touch=True) as page:
                 page.resize(360, 740, touch=True, ratio=2)
                 take(page, report, "phone", "#timeline-title")

@@ -320,6 +320,8 @@ def test_names_are_text_and_nothing_else(
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     assert page.evaluate("document.querySelectorAll('script').length") == 1
     assert report.summary["sites"][1]["label"] in page.text("#sites")
+    assert "onerror=" in page.text("#notes")
+    assert "onerror=" in page.text("#source")
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
 
 

@@ -146,7 +146,7 @@ export class Chart {
       context.moveTo(LEFT, at);
       context.lineTo(LEFT + this.plotWidth, at);
       context.stroke();
-      context.fillText(sized(bytes), LEFT - 6, Math.max(at, 8));
+      context.fillText(sized(bytes).replace(".00", ""), LEFT - 6, Math.max(at, 8));
     }
     const labels = Math.max(2, Math.floor(this.plotWidth / 120));
     context.textBaseline = "top";

@@ -302,7 +302,7 @@ function start(report) {
   document.title = `Memory of ${summary.file}`;
   byId("title").textContent = `Memory of ${summary.file}`;
   const sources = summary.sources.map(({ producer, kind, name }) => `${kind} ${name}, by ${producer}`);
-  byId("source").textContent = [`A ${summary.kind}`, ...sources].join("; ");
+  byId("source").textContent = sources.length ? sources.join("; ") : summary.kind;
   if (summary.devices.length < 1) {
     byId("status").textContent = "The trace has no device.";
     return null;

@@ -91,7 +91,11 @@ function notes(app) {
   if (device.capacity_bytes !== null && device.peak.live_bytes > device.capacity_bytes) {
     found.push(["More is in use than the device has: one of the two figures is wrong.", "bad"]);
   }
-  for (const [key, value] of summary.settings) found.push([`Setting ${key}: ${value}`, "faint"]);
+  if (summary.settings.length > 0) {
+    const settings = summary.settings.map(([key, value]) => `${key}: ${value}`).join("\n");
+    const title = element("summary", "", counted(summary.settings.length, "setting"));
+    found.push([element("details", "", title, element("pre", "", settings)), "faint"]);
+  }
   return found;
 }
 
