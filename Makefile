@@ -7,6 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-freethreaded test-versions check opinfo models tsan fuzz repeat soak mutants bench
 .PHONY: bench-check bench-baseline bench-images docs-examples header lock clean
+.PHONY: test-report report-images
 
 help: ## List the commands
 	@echo "Usage: make COMMAND"
@@ -30,6 +31,9 @@ test-freethreaded: ## Run the Python tests on a free-threaded CPython (the first
 
 test-versions: ## Run the Python tests with other versions of PyTorch (VERSIONS="2.14 2.13", PARTS="device ops")
 	@PARTS="$(PARTS)" scripts/versions.sh $(VERSIONS)
+
+test-report: setup ## Test the page of `flexmem report` in a headless Chromium (the first time: fetches one)
+	@scripts/report_tests.sh
 
 check: setup ## Formats, lints, types, documents, models, ThreadSanitizer, scenarios and soak with debug checks
 	@scripts/check.sh
@@ -66,6 +70,9 @@ bench-check: ## Compare instruction counts with benches/baselines.json; fails ab
 
 bench-baseline: ## Write benches/baselines.json anew
 	@scripts/bench.sh baseline
+
+report-images: setup ## Draw the pictures of the report page into docs/images
+	@scripts/report_tests.sh images
 
 docs-examples: setup ## Write the outputs shown in the documents anew, by the commands named beside them
 	@.venv/bin/python scripts/doc_examples.py

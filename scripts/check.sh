@@ -33,6 +33,7 @@ say "Python: mypy"
 .venv/bin/python -m mypy
 .venv/bin/python -m mypy scripts
 MYPYPATH=python:tests/soak .venv/bin/python -m mypy --explicit-package-bases tests/soak
+MYPYPATH=tests/report .venv/bin/python -m mypy --explicit-package-bases tests/report
 
 say "C++: clang-format"
 find crates/torch-spyre/shim crates/flex-c/tests tests/python include \

@@ -48,7 +48,10 @@ write_program() {
     cat >"$root/fonts.conf" <<'FONTS'
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">usr/share/fonts</dir><cachedir prefix="xdg">fontconfig</cachedir></fontconfig>
+<fontconfig>
+  <dir prefix="relative">usr/share/fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+</fontconfig>
 FONTS
     cat >"$root/chromium" <<'PROGRAM'
 #!/bin/bash
@@ -72,7 +75,8 @@ if [ ! -d "$folder" ]; then
     fetch
     write_program
     # With a page: the version alone needs no font.
-    "$part/root/chromium" --no-sandbox --dump-dom data:text/html,A >/dev/null 2>&1 || die "the Chromium that was fetched does not run$otherwise"
+    "$part/root/chromium" --no-sandbox --dump-dom data:text/html,A >/dev/null 2>&1 ||
+        die "the Chromium that was fetched does not run$otherwise"
     mv -T "$part/root" "$folder"
     rm -rf "$part"
 fi

@@ -1,12 +1,15 @@
 """Cross-validation that leaks each fold, as training code does: a trainer holds its callbacks, and each callback its
 trainer. Only Python's collector frees such a pair, with the model, its gradients and the optimizer's state.
 
-    TORCH_SPYRE_ALLOC_CONF=device_memory:64MiB,cycles:true python examples/cycles/folds.py
+    python examples/cycles/folds.py
 """
 
 from __future__ import annotations
 
 import gc
+import os
+
+os.environ.setdefault("TORCH_SPYRE_ALLOC_CONF", "device_memory:64MiB,cycles:true")
 
 import torch
 from torch import nn
@@ -42,6 +45,7 @@ class LossHistory:
         self.losses.append(loss.item())
 
 
+torch.spyre.memory._record_memory_history(max_entries=1000, stacks="python")  # To know where it was allocated.
 gc.disable()  # As training loops do, for speed.
 torch.manual_seed(0)
 for _ in range(FOLDS):

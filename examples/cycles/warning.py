@@ -5,8 +5,11 @@ TORCH_SPYRE_ALLOC_CONF=device_memory:64MiB python examples/cycles/warning.py
 
 from __future__ import annotations
 
-import sys
+import os
+import textwrap
 import warnings
+
+os.environ.setdefault("TORCH_SPYRE_ALLOC_CONF", "device_memory:64MiB")
 
 import torch
 from torch import nn
@@ -26,7 +29,7 @@ class FeatureExtractor:
 
 
 def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: object) -> None:
-    print(f"{category.__name__}: {message}")
+    print(textwrap.fill(f"{category.__name__}: {message}", 110))
 
 
 warnings.showwarning = show
@@ -39,4 +42,3 @@ for _ in range(2):
     del model, extractor
     objects = [[] for _ in range(100_000)]  # Work that makes Python's collector run.
     del objects
-sys.stdout.flush()

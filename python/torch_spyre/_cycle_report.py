@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from torch_spyre._cycles import human
+from torch_spyre._cycles import Frame, human, place, shown
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 
 _MOST_TYPES = 10
+_MOST_SITES = 10
 
 _HOW_TO_RECORD = "not recorded; see torch.spyre.memory.record_cycles()"
+_HOW_TO_KNOW_SITES = "not recorded; see torch.spyre.memory._record_memory_history()"
+
+
+@dataclass(frozen=True)
+class CycleSite:
+    """A place where memory was allocated that collections freed."""
+
+    frames: tuple[Frame, ...]
+    """The Python stack, innermost first: file, line and function of each frame."""
+    freed_bytes: int
+    freed_blocks: int
+
+    def __str__(self) -> str:
+        return place(self.frames)
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,8 @@ class CycleHolder:
     filename: str
     """Where the type is defined; may be empty."""
     line: int
+    frames: tuple[Frame, ...]
+    """Where most of the memory was allocated, as in `CycleSite`; empty unless history is on."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,8 @@ class CycleCollection:
     seconds: float
     holders: tuple[CycleHolder, ...] | None
     """Who held what was freed, the most first; None if that was not recorded."""
+    sites: tuple[CycleSite, ...]
+    """Where what was freed had been allocated, the most first; empty unless history is on."""
 
     @property
     def other_bytes(self) -> int:
@@ -71,6 +91,8 @@ class CycleReport:
     """What all these freed while holders were recorded."""
     holders: tuple[CycleHolder, ...]
     """Who held it, the most first."""
+    sites: tuple[CycleSite, ...]
+    """Where what was freed had been allocated, the most first; empty unless history is on."""
     recent: tuple[CycleCollection, ...]
     """The last 64 collections, the newest last."""
 
@@ -81,7 +103,12 @@ class CycleReport:
 
     def __str__(self) -> str:
         return "\n".join(
-            [f"Device memory held by dead reference cycles only, spyre:{self.device}", *self._totals(), *self._types()]
+            [
+                f"Device memory held by dead reference cycles only, spyre:{self.device}",
+                *self._totals(),
+                *self._types(),
+                *self._sites(),
+            ]
         )
 
     def _totals(self) -> list[str]:
@@ -107,13 +134,30 @@ class CycleReport:
             if holder.path:
                 lines.append(f"{'':16}{holder.path}")
             if holder.filename:
-                lines.append(f"{'':16}{holder.filename}:{holder.line}")
+                lines.append(f"{'':16}{shown(holder.filename, holder.line)}")
+            if holder.frames:
+                lines.append(f"{'':16}allocated at {place(holder.frames)}")
         rest = self.holders[_MOST_TYPES:]
         if rest:
             lines.append(f"  {human(sum(each.freed_bytes for each in rest)):>12}  {len(rest)} other types")
         other = self.recorded_bytes - sum(each.freed_bytes for each in self.holders)
         if other > 0:
             lines.append(f"  {human(other):>12}  other objects of C++, or dropped by finalizers")
+        return lines
+
+    def _sites(self) -> list[str]:
+        if not self.sites:
+            return (
+                [f"  allocated at          {_HOW_TO_KNOW_SITES}"] if self.freed_bytes + self.other_freed_bytes else []
+            )
+        places: Counter[str] = Counter()  # Several stacks may come from one line of the program.
+        for site in self.sites:
+            places[str(site)] += site.freed_bytes
+        shown_places = places.most_common(_MOST_SITES)
+        lines = ["  allocated at", *(f"  {human(nbytes):>12}  {name}" for name, nbytes in shown_places)]
+        if len(places) > _MOST_SITES:
+            rest = places.total() - sum(nbytes for _, nbytes in shown_places)
+            lines.append(f"  {human(rest):>12}  {len(places) - _MOST_SITES} other places")
         return lines
 
 
@@ -137,6 +181,7 @@ def cycle_report(device: DeviceLike = None) -> CycleReport:
         other_freed_bytes=other_freed_bytes,
         recorded_bytes=ledger["recorded_bytes"],
         holders=_holders(ledger["holdings"]),
+        sites=_sites(ledger["sites"]),
         recent=tuple(_collection(each) for each in ledger["recent"]),
     )
 
@@ -188,10 +233,17 @@ def _holders(holdings: list[dict[str, Any]]) -> tuple[CycleHolder, ...]:
             path=each["path"],
             filename=each["filename"],
             line=each["line"],
+            frames=tuple(each["frames"]),
         )
         for each in holdings
     ]
     return tuple(sorted(holders, key=lambda holder: (-holder.freed_bytes, holder.name)))
+
+
+def _sites(sites: list[tuple[list[Frame], int, int]]) -> tuple[CycleSite, ...]:
+    """Those of which the place is known, one for each stack."""
+    known = [CycleSite(tuple(frames), nbytes, blocks) for frames, nbytes, blocks in sites if frames]
+    return tuple(sorted(known, key=lambda site: (-site.freed_bytes, site.frames)))
 
 
 def _collection(record: dict[str, Any]) -> CycleCollection:
@@ -204,4 +256,5 @@ def _collection(record: dict[str, Any]) -> CycleCollection:
         freed_blocks=record["freed_blocks"],
         seconds=record["elapsed_ns"] / 1e9,
         holders=None if holdings is None else _holders(holdings),
+        sites=_sites(record["sites"]),
     )

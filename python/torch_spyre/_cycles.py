@@ -8,11 +8,13 @@ dictionaries and slots, never through `getattr`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import os
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -95,12 +97,35 @@ def install() -> None:
     core().set_cycle_explainer(explain, warn, torch._C.TensorBase, list(_CONTAINERS))
 
 
-def warn(device: int, nbytes: int, cycles: int, name: str, path: str, filename: str, line: int) -> None:
-    """Warns about memory that dead cycles held, at the place where their holder is defined."""
+def warn(
+    device: int, nbytes: int, cycles: int, name: str, path: str, filename: str, line: int, frames: list[Frame]
+) -> None:
+    """Warns about memory that dead cycles held, at the place where their holder is defined. `frames` is the stack that
+    most of it was allocated on.
+    """
     what = "a dead reference cycle" if cycles == 1 else f"{cycles} dead reference cycles"
     text = f"{human(nbytes)} on spyre:{device} held by {what} only"
     text += f", through {name}" + (f": {path}" if path else "")
+    text += f"; allocated at {place(frames)}" if frames else ""
     warnings.warn_explicit(text, CycleWarning, filename or "<unknown>", line, registry=_SHOWN)
+
+
+Frame: TypeAlias = tuple[str, int, str]
+"""File, line and function."""
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """The place that a stack, innermost frame first, stands for: its innermost frame in the program itself."""
+    own = (frame for frame in frames if not frame[0].startswith(_LIBRARIES))
+    filename, line, name = next(own, frames[0])
+    return f"{shown(filename, line)} in {name}"
+
+
+def shown(filename: str, line: int) -> str:
+    """A place as people read it: relative to where the program was started, if it is there."""
+    with contextlib.suppress(OSError):  # The folder may be gone.
+        filename = filename.removeprefix(os.path.join(os.getcwd(), ""))
+    return f"{filename}:{line}"
 
 
 _SHOWN: dict[Any, Any] = {}

@@ -16,11 +16,14 @@ from torch_spyre._cycle_report import (
     CycleCollection,
     CycleHolder,
     CycleReport,
+    CycleSite,
     cycle_report,
     record_cycles,
     reset_cycle_report,
 )
 from torch_spyre._cycles import CycleWarning
+from torch_spyre._held import TracebackHolding
+from torch_spyre._held_report import HeldReport, Holder, held_report
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre._memory_history import _dump_snapshot as _dump_snapshot
@@ -40,11 +43,16 @@ __all__ = [
     "CycleCollection",
     "CycleHolder",
     "CycleReport",
+    "CycleSite",
     "CycleWarning",
+    "HeldReport",
+    "Holder",
     "OutOfMemoryError",
+    "TracebackHolding",
     "cycle_report",
     "empty_cache",
     "get_pressure_policy",
+    "held_report",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",

@@ -16,8 +16,11 @@ from typing import TextIO
 
 import pytest
 
-# A small device, so that pressure is cheap to reach. Read when torch is imported.
-os.environ["TORCH_SPYRE_ALLOC_CONF"] = "device_memory:64MiB"
+# A small device, so that pressure is cheap to reach. Read when torch is imported. TEST_ALLOC_CONF adds settings for a
+# whole run, such as cycles:true.
+os.environ["TORCH_SPYRE_ALLOC_CONF"] = ",".join(
+    filter(None, ["device_memory:64MiB", os.environ.get("TEST_ALLOC_CONF")])
+)
 
 import torch
 

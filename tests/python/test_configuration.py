@@ -32,6 +32,8 @@ def test_defaults(run_script: RunScript) -> None:
         "region_order": "most_free",
         "history": 0,
         "poison": False,
+        "cycles": False,
+        "cycle_warning": None,
         "device": "SIM",
         "max_regions": 7,
         "memory_domains": 1,
@@ -43,13 +45,15 @@ def test_defaults(run_script: RunScript) -> None:
 def test_every_key(run_script: RunScript) -> None:
     text = (
         " device_memory : 1.5gib , devices:3,gc:respect_disable,gc_timeout_ms:250,escalate:false,"
-        "region_order:least_free,history:1000,poison:true "
+        "region_order:least_free,history:1000,poison:true,"
+        "cycles:true,cycle_warning:1MiB "
     )
     shown = configuration(run_script, {"TORCH_SPYRE_ALLOC_CONF": text})
     assert shown["capacity"] == shown["device_memory"] == 3 << 29
     assert (shown["devices"], shown["gc"], shown["gc_timeout_ms"]) == (3, "respect_disable", 250)
     assert (shown["escalate"], shown["region_order"], shown["poison"]) == (False, "least_free", True)
     assert shown["history"] == 1000
+    assert (shown["cycles"], shown["cycle_warning"]) == (True, 1 << 20)
 
 
 def test_hardware_layout(run_script: RunScript) -> None:
@@ -84,6 +88,8 @@ BAD = [
     ("TORCH_SPYRE_ALLOC_CONF", "gc_timeout_ms:0", "'gc_timeout_ms:0'|an integer from 1"),
     ("TORCH_SPYRE_ALLOC_CONF", "escalate:yes", "'escalate:yes'|true or false"),
     ("TORCH_SPYRE_ALLOC_CONF", "poison:1", "'poison:1'|true or false"),
+    ("TORCH_SPYRE_ALLOC_CONF", "cycles:1", "'cycles:1'|true or false"),
+    ("TORCH_SPYRE_ALLOC_CONF", "cycle_warning:big", "'cycle_warning:big'|a size of at least 128 bytes, such as 64MiB"),
     ("TORCH_SPYRE_ALLOC_CONF", "region_order:random", "'region_order:random'|most_free"),
     ("TORCH_SPYRE_ALLOC_CONF", "history:all", "'history:all'|an integer from 0 to 4194304"),
     ("TORCH_SPYRE_ALLOC_CONF", "device_memory", "'device_memory'|key:value"),

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,10 @@ class Browser:
         os.close(writes)
         environment = {**os.environ, "HOME": self._folder}
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{high[0]} 4>&{high[1]} {high[0]}<&- {high[1]}>&-', "chromium", str(program)]
-            + [*FLAGS, f"--user-data-dir={self._folder}/profile", "--remote-debugging-pipe"],
+            [
+                *("bash", "-c", f'exec "$@" 3<&{high[0]} 4>&{high[1]} {high[0]}<&- {high[1]}>&-', "chromium"),
+                *(str(program), *FLAGS, f"--user-data-dir={self._folder}/profile", "--remote-debugging-pipe"),
+            ],
             pass_fds=high,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -259,7 +261,6 @@ class Page:
     def _of(self, method: str) -> Iterator[dict[str, Any]]:
         # A command's answer comes behind the events before it.
         self.command("Runtime.evaluate", expression="0")
-        wanted: Callable[[dict[str, Any]], bool] = (
-            lambda event: event.get("method") == method and event.get("sessionId") == self._session
-        )
-        return filter(wanted, list(self._browser.events))
+        for event in list(self._browser.events):
+            if event.get("method") == method and event.get("sessionId") == self._session:
+                yield event

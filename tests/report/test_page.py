@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, Page
+
 from conftest import ROOT, Report
 
 SAMPLES = sorted((ROOT / "tests/data/snapshots").glob("*.pickle"))
@@ -34,9 +35,7 @@ def colour_of_paper(page: Page) -> str:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_the_figures_of_every_device_equal_json(
-    page: Page, make_report: Callable[..., Report], sample: Path
-) -> None:
+def test_the_figures_of_every_device_equal_json(page: Page, make_report: Callable[..., Report], sample: Path) -> None:
     report = make_report(sample)
     page.open(report.path)
     assert page.evaluate("flexmemReport.summary.devices.length") == len(report.summary["devices"])
@@ -76,7 +75,8 @@ def test_the_lists_equal_json(page: Page, training: Report) -> None:
     assert device["collections"]["count"] >= 2
     assert device["pressure"]["count"] >= 2
     cycles = page.evaluate(
-        "[...document.querySelectorAll('#cycles tbody tr')].map((row) => [row.cells[0].textContent, row.cells[2].title])"
+        "[...document.querySelectorAll('#cycles tbody tr')]"
+        ".map((row) => [row.cells[0].textContent, row.cells[2].title])"
     )
     assert cycles == [[cycle["type_name"], f"{cycle['bytes']:,} bytes"] for cycle in device["cycles"]["shown"]]
 
@@ -100,7 +100,7 @@ def test_hovering_over_the_chart_tells_exact_figures(page: Page, training: Repor
     tip = page.text("#timeline-tip")
     assert not page.evaluate("document.querySelector('#timeline-tip').hidden")
     # More events than pixels, so a place stands for a few; the tip says which, and what was in use at the last.
-    found = re.search(r"(?:to|event) ([\d,]+), after .*?(?:at the end|in use) .*?\(([\d,]+) bytes\)", tip)
+    found = re.search(r"(?:to|event) ([\d,]+), at .*?(?:at the end|in use) .*?\(([\d,]+) bytes\)", tip)
     assert found, tip
     moment, live = (int(group.replace(",", "")) for group in found.groups())
     assert page.evaluate(f"flexmemReport.app.timeline.stateAt({moment}).liveBytes") == live
@@ -110,7 +110,9 @@ def test_hovering_over_the_map_tells_size_site_and_age(page: Page, training: Rep
     page.open(training.path)
     page.hover("#map", 0.01, 0.05)
     tip = page.text("#map-tip")
-    assert re.search(r"\([\d,]+ bytes\).*layers\.py:\d+.*since event [\d,]+, [\d,]+ events ago, for .*at 0x7f", tip), tip
+    assert re.search(r"\([\d,]+ bytes\).*layers\.py:\d+.*since event [\d,]+, [\d,]+ events ago, for .*at 0x7f", tip), (
+        tip
+    )
     assert "in the region of 1.00 GiB" in tip
 
 
@@ -145,7 +147,7 @@ def test_zoomed_in_single_events_are_told(page: Page, training: Report) -> None:
     for _ in range(20):
         page.wheel("#timeline", -1000)
     page.hover("#timeline", 0.5)
-    assert re.match(r"event [\d,]+, after .*in use", page.text("#timeline-tip"))
+    assert re.match(r"event [\d,]+, at .*in use", page.text("#timeline-tip"))
 
 
 def test_the_keyboard_does_what_the_mouse_does(page: Page, training: Report) -> None:
@@ -266,7 +268,9 @@ def test_a_failed_request_is_found(page: Page, snapshot: Report) -> None:
     failure = snapshot.summary["devices"][0]["out_of_memory"]["shown"][0]
     assert failure["requested_bytes"] == 5308694528
     assert cursor(page) == failure["moment"]
-    row = page.evaluate("[...document.querySelector('#events tr.bad').cells].map((cell) => cell.title || cell.textContent)")
+    row = page.evaluate(
+        "[...document.querySelector('#events tr.bad').cells].map((cell) => cell.title || cell.textContent)"
+    )
     assert row[0] == f"{failure['moment']:,}"
     assert row[3] == "5,308,694,528 bytes"
     page.evaluate("flexmemReport.app.moveCursor(0)")
@@ -294,7 +298,10 @@ def test_a_phone_does_not_scroll_sideways(browser: Browser, training: Report, sn
 def test_on_paper_everything_is_there(page: Page, training: Report) -> None:
     page.open(training.path)
     page.command("Emulation.setEmulatedMedia", media="print")
-    assert page.evaluate("getComputedStyle(document.querySelector('#search').parentElement.parentElement).display") == "none"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('#search').parentElement.parentElement).display")
+        == "none"
+    )
     assert page.evaluate("getComputedStyle(document.querySelector('#sites')).maxHeight") == "none"
 
 

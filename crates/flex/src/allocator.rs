@@ -148,6 +148,11 @@ impl FlexAllocator {
         self.shared.pending.record(handle.index).map_or(0, |record| record.size_bytes())
     }
 
+    /// Where a live block was allocated, without locking; 0 if that is not known.
+    pub fn block_site(&self, handle: BlockHandle) -> u32 {
+        self.shared.history.note(handle).site
+    }
+
     /// The chunk of a live block; `None` if the handle is stale.
     ///
     /// # Errors

@@ -205,7 +205,9 @@ export class Chart {
       if (x < 0 || x > this.plotWidth || taken.has(key)) continue;
       taken.add(key);
       const isFailure = mark.kind === "out of memory";
-      context.fillStyle = this.app.colour({ "out of memory": "--bad", pressure: "--warn", collection: "--accent" }[mark.kind]);
+      context.fillStyle = this.app.colour(
+        { "out of memory": "--bad", pressure: "--warn", collection: "--accent" }[mark.kind],
+      );
       context.globalAlpha = isFailure ? 0.8 : 0.35;
       if (isFailure || mark.kind === "pressure") context.fillRect(LEFT + x - 0.5, TOP, 1, height);
       context.globalAlpha = 1;
@@ -230,11 +232,19 @@ export class Chart {
     const lines = [element("p", "", `${range}${this.app.timeSuffix(end)}`)];
     if (first === end) lines.push(element("p", "", `in use ${exact(level.last[bucket])}`));
     else {
-      lines.push(element("p", "", `at most ${exact(level.most[bucket])}, at least ${exact(level.least[bucket])}, ` +
-        `at the end ${exact(level.last[bucket])}`));
+      lines.push(
+        element(
+          "p",
+          "",
+          `at most ${exact(level.most[bucket])}, at least ${exact(level.least[bucket])}, ` +
+            `at the end ${exact(level.last[bucket])}`,
+        ),
+      );
     }
     lines.push(element("p", "", `reserved ${sized(level.reserved[bucket])}`));
-    const parts = level.bandMost.map((values, band) => ({ band, bytes: values[bucket] })).filter(({ bytes }) => bytes > 0);
+    const parts = level.bandMost
+      .map((values, band) => ({ band, bytes: values[bucket] }))
+      .filter(({ bytes }) => bytes > 0);
     parts.sort((one, other) => other.bytes - one.bytes);
     for (const { band, bytes } of parts.slice(0, 6)) {
       const name = band < summary.bands ? this.app.label(summary.sites[band].site) : "all other sites";
@@ -267,14 +277,18 @@ export class Chart {
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", release);
     canvas.addEventListener("pointerleave", () => (tip.hidden = true));
-    canvas.addEventListener("wheel", (event) => {
-      event.preventDefault();
-      if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) {
-        this.#pan((event.deltaX || event.deltaY) / this.plotWidth);
-      } else {
-        this.app.zoom(1.002 ** event.deltaY, this.momentAt(event.offsetX - LEFT));
-      }
-    }, { passive: false });
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) {
+          this.#pan((event.deltaX || event.deltaY) / this.plotWidth);
+        } else {
+          this.app.zoom(1.002 ** event.deltaY, this.momentAt(event.offsetX - LEFT));
+        }
+      },
+      { passive: false },
+    );
   }
 
   #pan(part) {
@@ -302,5 +316,5 @@ export class Chart {
 /** A time since the first event as people read it. */
 export function timeText(time, clock) {
   if (time === null) return "";
-  return clock === "steps" ? `step ${grouped(Math.round(time))}` : `after ${lasted(time)}`;
+  return clock === "steps" ? `step ${grouped(Math.round(time))}` : `at ${lasted(time)}`;
 }

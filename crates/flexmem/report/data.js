@@ -68,11 +68,16 @@ export async function readReport(base64) {
   const jsonBytes = new DataView(bytes.buffer).getUint32(0, true);
   const { summary, devices } = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + jsonBytes)));
   let at = 4 + jsonBytes;
-  const places = devices.map((columns) => new Map(columns.map((place) => {
-    const found = { count: place.count, bytes: bytes.subarray(at, at + place.bytes) };
-    at += place.bytes;
-    return [place.name, found];
-  })));
+  const places = devices.map(
+    (columns) =>
+      new Map(
+        columns.map((place) => {
+          const found = { count: place.count, bytes: bytes.subarray(at, at + place.bytes) };
+          at += place.bytes;
+          return [place.name, found];
+        }),
+      ),
+  );
   const made = [];
   return {
     summary,
@@ -90,22 +95,34 @@ function deviceColumns(summary, places) {
   };
   const bands = Array.from({ length: summary.bands + 1 }, (_, band) => band);
   const starts = ["blockAddress", "regionAddress"].map((name) => places.get(name)).filter(({ count }) => count > 0);
-  const base = starts.map(({ bytes, count }) => lowest(bytes, count)).reduce((one, other) => (one < other ? one : other),
-    starts.length ? 1n << 64n : 0n);
+  const base = starts
+    .map(({ bytes, count }) => lowest(bytes, count))
+    .reduce((one, other) => (one < other ? one : other), starts.length ? 1n << 64n : 0n);
   const born = read("blockBorn");
   const died = read("blockLifetime").map((lifetime, block) => (lifetime === 0 ? Infinity : born[block] + lifetime));
   const bandLast = bands.map((band) => read(`bandLast${band}`));
   return {
     time: read("time"),
     base: {
-      start: 0, width: summary.bucket_moments, count: summary.buckets, isExact: summary.bucket_moments === 1,
-      least: read("least"), most: read("most"), last: read("last"), blocks: read("blocks"), reserved: read("reserved"),
-      bandLast, bandMost: summary.bucket_moments === 1 ? bandLast : bands.map((band) => read(`bandMost${band}`)),
+      start: 0,
+      width: summary.bucket_moments,
+      count: summary.buckets,
+      isExact: summary.bucket_moments === 1,
+      least: read("least"),
+      most: read("most"),
+      last: read("last"),
+      blocks: read("blocks"),
+      reserved: read("reserved"),
+      bandLast,
+      bandMost: summary.bucket_moments === 1 ? bandLast : bands.map((band) => read(`bandMost${band}`)),
     },
     firstAddress: base,
     blocks: { born, died, address: read("blockAddress", base), size: read("blockSize"), site: read("blockSite") },
     regions: {
-      born: read("regionBorn"), died: read("regionDied"), address: read("regionAddress", base), size: read("regionSize"),
+      born: read("regionBorn"),
+      died: read("regionDied"),
+      address: read("regionAddress", base),
+      size: read("regionSize"),
     },
   };
 }

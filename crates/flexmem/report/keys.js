@@ -34,12 +34,15 @@ function actions(app, event) {
     if (isOnMap) app.map.select(steps);
     else app.moveCursor(app.cursor + steps * (event.shiftKey ? far : timeline.step), true);
   };
-  const onCharts = isOnMap || isOnChart ? {
-    ArrowLeft: move(-1),
-    ArrowRight: move(1),
-    Home: isOnMap ? move(-Infinity) : () => app.moveCursor(0, true),
-    End: isOnMap ? move(Infinity) : () => app.moveCursor(timeline.moments - 1, true),
-  } : {};
+  const onCharts =
+    isOnMap || isOnChart
+      ? {
+          ArrowLeft: move(-1),
+          ArrowRight: move(1),
+          Home: isOnMap ? move(-Infinity) : () => app.moveCursor(0, true),
+          End: isOnMap ? move(Infinity) : () => app.moveCursor(timeline.moments - 1, true),
+        }
+      : {};
   return {
     ...onCharts,
     "+": () => app.zoom(1 / 1.5),

@@ -70,8 +70,17 @@ export class Timeline {
       for (let at = 1; at < count; at += 1) values[at] += values[at - 1];
     }
     return {
-      start, width: 1, count, isExact: true, least: last, most: last, last, blocks, reserved,
-      bandLast: bands, bandMost: bands,
+      start,
+      width: 1,
+      count,
+      isExact: true,
+      least: last,
+      most: last,
+      last,
+      blocks,
+      reserved,
+      bandLast: bands,
+      bandMost: bands,
     };
   }
 

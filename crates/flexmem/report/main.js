@@ -52,7 +52,7 @@ class App {
     const span = Math.min(all, Math.max(Math.min(MIN_VIEW_MOMENTS, all), to - from));
     const start = Math.min(all - span, Math.max(0, from));
     this.view = { from: start, to: start + span };
-    this.redraw();
+    this.redraw(false);
   }
 
   /** Shows `factor` times as much, around a moment. */
@@ -75,15 +75,23 @@ class App {
 
   toMark(direction) {
     const moments = this.marks.map((mark) => mark.moment);
-    const found = direction > 0 ? moments.find((moment) => moment > this.cursor)
-      : moments.findLast((moment) => moment < this.cursor);
+    const found =
+      direction > 0
+        ? moments.find((moment) => moment > this.cursor)
+        : moments.findLast((moment) => moment < this.cursor);
     if (found !== undefined) this.moveCursor(found, true);
   }
 
   search(text) {
     this.query = text.trim().toLowerCase();
-    this.matching = this.query === "" ? null : this.report.summary.sites.map(({ label, stack }) =>
-      label.toLowerCase().includes(this.query) || stack.some((frame) => frame.toLowerCase().includes(this.query)));
+    this.matching =
+      this.query === ""
+        ? null
+        : this.report.summary.sites.map(
+            ({ label, stack }) =>
+              label.toLowerCase().includes(this.query) ||
+              stack.some((frame) => frame.toLowerCase().includes(this.query)),
+          );
     fillEvents(this);
     fillCycles(this);
     fillSites(this);
@@ -98,19 +106,22 @@ class App {
 
   bandMatches(band) {
     if (!this.matching) return true;
-    return band < this.summary.bands ? this.matching[this.summary.sites[band].site]
+    return band < this.summary.bands
+      ? this.matching[this.summary.sites[band].site]
       : this.summary.sites.slice(this.summary.bands).some(({ site }) => this.matching[site]);
   }
 
-  /** Asks for a frame. */
-  redraw() {
+  /** Asks for a frame; the map changes with the cursor, not with what the chart shows. */
+  redraw(withMap = true) {
     this.chart.isStale = true;
+    this.mapIsStale ||= withMap;
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       if (this.stateIsStale) this.#updateState();
       this.chart.draw();
-      this.map.draw();
+      if (this.mapIsStale) this.map.draw();
+      this.mapIsStale = false;
       fillTimelineTable(this);
     });
   }
@@ -122,17 +133,20 @@ class App {
     fillHolders(this);
     fillMapTable(this);
     const top = this.state.held[0];
-    byId("cursor-text").textContent = `After event ${grouped(this.cursor)}${this.timeSuffix(this.cursor)}: in use ` +
+    const most = top ? ` Most is held by ${this.label(top.site)}: ${sized(top.bytes)}.` : "";
+    byId("cursor-text").textContent =
+      `After event ${grouped(this.cursor)}${this.timeSuffix(this.cursor)}: in use ` +
       `${exact(this.state.liveBytes)} in ${grouped(this.state.liveBlocks)} blocks, reserved ` +
-      `${exact(this.state.reservedBytes)}.${top ? ` Most is held by ${this.label(top.site)}: ${sized(top.bytes)}.` : ""}`;
+      `${exact(this.state.reservedBytes)}.${most}`;
   }
 
   #fillLegend() {
     const { summary } = this;
     const names = summary.sites.slice(0, summary.bands).map(({ site }) => this.label(site));
     if (summary.sites.length > summary.bands || this.report.summary.sites_left_out > 0) names.push("all other sites");
-    byId("legend").replaceChildren(...names.map((name, band) =>
-      element("li", this.bandMatches(band) ? "" : "dimmed", this.swatch(band), name)));
+    byId("legend").replaceChildren(
+      ...names.map((name, band) => element("li", this.bandMatches(band) ? "" : "dimmed", this.swatch(band), name)),
+    );
   }
 
   label(site) {
@@ -164,7 +178,9 @@ class App {
 
   /** What stands below the chart. */
   momentText(moment) {
-    return this.byTime ? this.timeText(Math.max(0, moment - 0.5)).replace("after ", "") : grouped(Math.round(Math.min(moment, this.summary.events)));
+    return this.byTime
+      ? this.timeText(Math.max(0, moment - 0.5)).replace("at ", "")
+      : grouped(Math.round(Math.min(moment, this.summary.events)));
   }
 
   /** A colour of the style sheet. */
@@ -205,10 +221,11 @@ class App {
     onClick("to-oom", () => this.moveCursor(this.summary.out_of_memory.shown[0].moment, true));
     onClick("theme", () => this.toggleTheme());
     onClick("help-button", () => byId("help").showModal());
-    const onChange = (id, action) => byId(id).addEventListener("change", (event) => {
-      action(event.target);
-      this.redraw();
-    });
+    const onChange = (id, action) =>
+      byId(id).addEventListener("change", (event) => {
+        action(event.target);
+        this.redraw();
+      });
     onChange("by-time", (box) => (this.byTime = box.checked));
     onChange("with-reserved", (box) => (this.withReserved = box.checked));
     onChange("device", (list) => this.choose(list.selectedIndex));
@@ -227,27 +244,53 @@ function marksOf(app) {
   const by = (site) => (site ? ` by ${app.label(site)}` : "");
   const marks = [
     ...failures.shown.map((failure) => ({
-      kind: "out of memory", moment: failure.moment, isFailure: true, sites: [failure.site],
-      requested: failure.requested_bytes, reclaimed: null, duration: 0,
-      detail: [`in use ${sized(failure.live_bytes)}`, failure.free_bytes === null ? "" : `free ${sized(failure.free_bytes)}`,
-        failure.largest_free_bytes === null ? "" : `largest free block ${sized(failure.largest_free_bytes)}`]
-        .filter(Boolean).join(", ") + by(failure.site),
+      kind: "out of memory",
+      moment: failure.moment,
+      isFailure: true,
+      sites: [failure.site],
+      requested: failure.requested_bytes,
+      reclaimed: null,
+      duration: 0,
+      detail:
+        [
+          `in use ${sized(failure.live_bytes)}`,
+          failure.free_bytes === null ? "" : `free ${sized(failure.free_bytes)}`,
+          failure.largest_free_bytes === null ? "" : `largest free block ${sized(failure.largest_free_bytes)}`,
+        ]
+          .filter(Boolean)
+          .join(", ") + by(failure.site),
     })),
     ...pressure.shown.map((event) => ({
-      kind: "pressure", moment: event.moment, isFailure: event.end === "out of memory", sites: [event.site],
-      requested: event.requested_bytes, reclaimed: event.reclaimed_bytes, duration: event.duration_ns,
+      kind: "pressure",
+      moment: event.moment,
+      isFailure: event.end === "out of memory",
+      sites: [event.site],
+      requested: event.requested_bytes,
+      reclaimed: event.reclaimed_bytes,
+      duration: event.duration_ns,
       detail: `${event.end}${event.tried.length ? `, tried ${event.tried.join(", ")}` : ""}${by(event.site)}`,
     })),
     ...collections.shown.map((collection) => ({
-      kind: "collection", moment: collection.moment, isFailure: false, sites: collection.parts.map(({ site }) => site),
-      requested: null, reclaimed: collection.reclaimed_bytes, duration: collection.duration_ns,
-      detail: `generation ${collection.generation}, ${grouped(collection.objects)} objects` +
-        collection.parts.slice(0, 3).map((part) => `; ${sized(part.bytes)} ${part.type_name ?? ""}${by(part.site)}`).join(""),
+      kind: "collection",
+      moment: collection.moment,
+      isFailure: false,
+      sites: collection.parts.map(({ site }) => site),
+      requested: null,
+      reclaimed: collection.reclaimed_bytes,
+      duration: collection.duration_ns,
+      detail:
+        `generation ${collection.generation}, ${grouped(collection.objects)} objects` +
+        collection.parts
+          .slice(0, 3)
+          .map((part) => `; ${sized(part.bytes)} ${part.type_name ?? ""}${by(part.site)}`)
+          .join(""),
     })),
   ];
   for (const mark of marks) {
-    const sizes = [mark.requested === null ? "" : `asked for ${exact(mark.requested)}`,
-      mark.reclaimed === null ? "" : `reclaimed ${exact(mark.reclaimed)}`].filter(Boolean);
+    const sizes = [
+      mark.requested === null ? "" : `asked for ${exact(mark.requested)}`,
+      mark.reclaimed === null ? "" : `reclaimed ${exact(mark.reclaimed)}`,
+    ].filter(Boolean);
     mark.text = `${mark.kind} at event ${grouped(mark.moment)}: ${[...sizes, mark.detail].join(", ")}`;
   }
   return marks.sort((one, other) => one.moment - other.moment);
@@ -265,8 +308,15 @@ function start(report) {
     return null;
   }
   const app = new App(report);
-  byId("device").replaceChildren(...summary.devices.map((device) =>
-    element("option", "", `${device.device}${device.name ? `: ${device.name}` : ""}, peak ${sized(device.peak.live_bytes)}`)));
+  byId("device").replaceChildren(
+    ...summary.devices.map((device) =>
+      element(
+        "option",
+        "",
+        `${device.device}${device.name ? `: ${device.name}` : ""}, peak ${sized(device.peak.live_bytes)}`,
+      ),
+    ),
+  );
   app.choose(0);
   byId("status").hidden = true;
   return app;

@@ -79,10 +79,14 @@ export class RegionMap {
   #summary() {
     const { state } = this;
     const missing = state.liveBlocks - state.live.length;
-    const missed = missing > 0
-      ? ` ${counted(missing, "small block")} with ${exact(state.liveBytes - state.shownBytes)} are not on the map.` : "";
-    return `${counted(state.live.length, "block")} with ${exact(state.shownBytes)} in ` +
-      `${counted(this.regions.length, "region")} after event ${grouped(state.moment)}.${missed}`;
+    const missed =
+      missing > 0
+        ? ` ${counted(missing, "small block")} with ${exact(state.liveBytes - state.shownBytes)} are not on the map.`
+        : "";
+    return (
+      `${counted(state.live.length, "block")} with ${exact(state.shownBytes)} in ` +
+      `${counted(this.regions.length, "region")} after event ${grouped(state.moment)}.${missed}`
+    );
   }
 
   #shownRegions() {
@@ -125,7 +129,11 @@ export class RegionMap {
     const { regions, starts, width, rows, perCell } = this.layout;
     const blocks = this.app.timeline.columns.blocks;
     const count = width * rows;
-    const cells = { covered: new Float32Array(count), block: new Int32Array(count).fill(-1), most: new Float32Array(count) };
+    const cells = {
+      covered: new Float32Array(count),
+      block: new Int32Array(count).fill(-1),
+      most: new Float32Array(count),
+    };
     let region = 0;
     for (const block of this.state.live) {
       const address = blocks.address[block];
@@ -157,7 +165,8 @@ export class RegionMap {
     for (let x = 0; x < width;) {
       const cell = row * width + x;
       let end = x + 1;
-      while (end < width && block[row * width + end] === block[cell] && shade(row * width + end) === shade(cell)) end += 1;
+      while (end < width && block[row * width + end] === block[cell] && shade(row * width + end) === shade(cell))
+        end += 1;
       if (block[cell] >= 0) {
         const site = sites[block[cell]];
         context.globalAlpha = (this.app.matches(site) ? 1 : 0.15) * Math.max(0.25, shade(cell) / 8);
@@ -239,10 +248,16 @@ export class RegionMap {
     const born = blocks.born[block];
     const since = born === 0 ? "there before the first event" : `since event ${grouped(born)}`;
     const time = this.app.timeline.timeAt(born);
-    const age = born > 0 && time !== null && state.time !== null && this.app.clock !== "steps"
-      ? `, for ${this.app.lengthText(Math.max(0, state.time - time))}` : "";
-    return [exact(blocks.size[block]), this.app.label(blocks.site[block]),
-      `${since}, ${counted(state.moment - born, "event")} ago${age}`, `at ${this.app.address(blocks.address[block])}`];
+    const age =
+      born > 0 && time !== null && state.time !== null && this.app.clock !== "steps"
+        ? `, for ${this.app.lengthText(Math.max(0, state.time - time))}`
+        : "";
+    return [
+      exact(blocks.size[block]),
+      this.app.label(blocks.site[block]),
+      `${since}, ${counted(state.moment - born, "event")} ago${age}`,
+      `at ${this.app.address(blocks.address[block])}`,
+    ];
   }
 
   #hover(event) {
@@ -265,8 +280,8 @@ export class RegionMap {
     const at = this.selected === null ? -1 : shown.indexOf(this.selected);
     const next = at < 0 ? (steps > 0 ? 0 : shown.length - 1) : Math.min(shown.length - 1, Math.max(0, at + steps));
     this.selected = shown[next];
-    byId("map-text").textContent = `Block ${grouped(next + 1)} of ${grouped(shown.length)}: ` +
-      `${this.describe(this.selected).join("; ")}.`;
+    byId("map-text").textContent =
+      `Block ${grouped(next + 1)} of ${grouped(shown.length)}: ` + `${this.describe(this.selected).join("; ")}.`;
     this.app.redraw();
   }
 }

@@ -11,8 +11,12 @@ function extent(shown, all, noun) {
 
 /** The first rows that match the search, and a caption that says how many there are. */
 function limited(app, items, sitesOf, textOf, noun) {
-  const matching = items.filter((item) => app.query === "" || sitesOf(item).some((site) => app.matches(site)) ||
-    textOf(item).toLowerCase().includes(app.query));
+  const matching = items.filter(
+    (item) =>
+      app.query === "" ||
+      sitesOf(item).some((site) => app.matches(site)) ||
+      textOf(item).toLowerCase().includes(app.query),
+  );
   return { rows: matching.slice(0, ROWS), caption: extent(Math.min(ROWS, matching.length), items.length, noun) };
 }
 
@@ -30,40 +34,64 @@ export function fillFigures(app) {
     ["Allocations", "allocations", device.allocations, "", true],
     ["Frees", "frees", device.frees, "", true],
     ["Failed requests", "out_of_memory.count", device.out_of_memory.count, "", true],
-    ["Under pressure", "pressure.count", device.pressure.count, `${sized(device.pressure.reclaimed_bytes)} reclaimed`, true],
-    ["Collections", "collections.count", device.collections.count,
-      `${sized(device.collections.reclaimed_bytes)} reclaimed`, true],
+    [
+      "Under pressure",
+      "pressure.count",
+      device.pressure.count,
+      `${sized(device.pressure.reclaimed_bytes)} reclaimed`,
+      true,
+    ],
+    [
+      "Collections",
+      "collections.count",
+      device.collections.count,
+      `${sized(device.collections.reclaimed_bytes)} reclaimed`,
+      true,
+    ],
   ];
-  byId("figures").replaceChildren(...figures.filter(([, , value]) => value !== null).map(([title, field, value, more, isCount]) => {
-    const given = element("dd", "", isCount ? grouped(value) : sized(value));
-    given.dataset.figure = field;
-    given.dataset.value = value;
-    if (!isCount) given.title = `${grouped(value)} bytes`;
-    const small = [isCount ? "" : `${grouped(value)} bytes`, more].filter(Boolean);
-    given.append(...small.map((text) => element("small", "", text)));
-    return element("div", "", element("dt", "", title), given);
-  }));
+  byId("figures").replaceChildren(
+    ...figures
+      .filter(([, , value]) => value !== null)
+      .map(([title, field, value, more, isCount]) => {
+        const given = element("dd", "", isCount ? grouped(value) : sized(value));
+        given.dataset.figure = field;
+        given.dataset.value = value;
+        if (!isCount) given.title = `${grouped(value)} bytes`;
+        const small = [isCount ? "" : `${grouped(value)} bytes`, more].filter(Boolean);
+        given.append(...small.map((text) => element("small", "", text)));
+        return element("div", "", element("dt", "", title), given);
+      }),
+  );
   byId("notes").replaceChildren(...notes(app).map(([text, className]) => element("li", className, text)));
 }
 
 function notes(app) {
-  const { report: { summary }, summary: device } = app;
+  const {
+    report: { summary },
+    summary: device,
+  } = app;
   const found = [];
   if (device.from_state) found.push(["No history was recorded: this is one moment.", "bad"]);
   if (device.baseline_bytes > 0) {
     found.push(["Recording began in mid-life, so there may have been a higher peak before.", ""]);
   }
   if (device.lost_places > 0) {
-    found.push([`Events are missing in ${counted(device.lost_places, "place")}: ` +
-      `${device.lost_events ? `at least ${grouped(device.lost_events)}` : "how many is not known"}.`, "bad"]);
+    found.push([
+      `Events are missing in ${counted(device.lost_places, "place")}: ` +
+        `${device.lost_events ? `at least ${grouped(device.lost_events)}` : "how many is not known"}.`,
+      "bad",
+    ]);
   }
   if (device.contradictions > 0) {
-    found.push([`${counted(device.contradictions, "event")} contradict others; the figures are near, not exact.`, "bad"]);
+    found.push([
+      `${counted(device.contradictions, "event")} contradict others; the figures are near, not exact.`,
+      "bad",
+    ]);
   }
   if (device.capacity_bytes !== null && device.peak.live_bytes > device.capacity_bytes) {
     found.push(["More is in use than the device has: one of the two figures is wrong.", "bad"]);
   }
-  for (const [key, value] of summary.settings) found.push([`${key}: ${value}`, "faint"]);
+  for (const [key, value] of summary.settings) found.push([`Setting ${key}: ${value}`, "faint"]);
   return found;
 }
 
@@ -78,31 +106,77 @@ export function siteCell(app, site) {
 /** Who holds what at the cursor. */
 export function fillHolders(app) {
   const { state } = app;
-  const held = limited(app, state.held, ({ site }) => [site], () => "", "site");
+  const held = limited(
+    app,
+    state.held,
+    ({ site }) => [site],
+    () => "",
+    "site",
+  );
   const rows = held.rows.map(({ site, bytes, blocks }) => ({
-    cells: [siteCell(app, site), sizeCell(bytes), `${((100 * bytes) / (state.liveBytes || 1)).toFixed(1)} %`, grouped(blocks)],
+    cells: [
+      siteCell(app, site),
+      sizeCell(bytes),
+      `${((100 * bytes) / (state.liveBytes || 1)).toFixed(1)} %`,
+      grouped(blocks),
+    ],
   }));
   const unknown = state.liveBytes - state.shownBytes;
   const missed = unknown > 0 ? `; ${exact(unknown)} in blocks that are left out` : "";
-  byId("holders").replaceChildren(table(`${held.caption}, after event ${grouped(state.moment)}${missed}`,
-    [["Site"], ["Held", true], ["Share", true], ["Blocks", true]], rows));
+  byId("holders").replaceChildren(
+    table(
+      `${held.caption}, after event ${grouped(state.moment)}${missed}`,
+      [["Site"], ["Held", true], ["Share", true], ["Blocks", true]],
+      rows,
+    ),
+  );
 }
 
 /** All sites of the device. */
 export function fillSites(app) {
   const { summary: device } = app;
-  const sites = limited(app, device.sites, ({ site }) => [site], () => "", "site");
+  const sites = limited(
+    app,
+    device.sites,
+    ({ site }) => [site],
+    () => "",
+    "site",
+  );
   const rows = sites.rows.map((use) => ({
-    cells: [siteCell(app, use.site), sizeCell(use.peak_bytes), sizeCell(use.at_peak_bytes), sizeCell(use.at_end_bytes),
-      sizeCell(use.allocated_bytes), grouped(use.allocations)],
+    cells: [
+      siteCell(app, use.site),
+      sizeCell(use.peak_bytes),
+      sizeCell(use.at_peak_bytes),
+      sizeCell(use.at_end_bytes),
+      sizeCell(use.allocated_bytes),
+      grouped(use.allocations),
+    ],
   }));
-  byId("sites").replaceChildren(table(sites.caption, [["Site"], ["Its peak", true], ["At the peak", true],
-    ["At the end", true], ["Allocated", true], ["Blocks", true]], rows));
+  byId("sites").replaceChildren(
+    table(
+      sites.caption,
+      [
+        ["Site"],
+        ["Its peak", true],
+        ["At the peak", true],
+        ["At the end", true],
+        ["Allocated", true],
+        ["Blocks", true],
+      ],
+      rows,
+    ),
+  );
 }
 
 /** What happened besides allocating, with a button that goes there. */
 export function fillEvents(app) {
-  const events = limited(app, app.marks, ({ sites }) => sites, ({ text }) => text, "event");
+  const events = limited(
+    app,
+    app.marks,
+    ({ sites }) => sites,
+    ({ text }) => text,
+    "event",
+  );
   const rows = events.rows.map((mark) => {
     const go = element("button", "", grouped(mark.moment));
     go.type = "button";
@@ -110,28 +184,56 @@ export function fillEvents(app) {
     go.addEventListener("click", () => app.moveCursor(mark.moment, true));
     return {
       className: mark.isFailure ? "bad" : "",
-      cells: [go, mark.kind, mark.detail, sizeCell(mark.requested), sizeCell(mark.reclaimed),
-        mark.duration ? lasted(mark.duration) : ""],
+      cells: [
+        go,
+        mark.kind,
+        mark.detail,
+        sizeCell(mark.requested),
+        sizeCell(mark.reclaimed),
+        mark.duration ? lasted(mark.duration) : "",
+      ],
     };
   });
-  byId("events").replaceChildren(table(events.caption, [["Event"], ["What"], ["How"], ["Asked for", true],
-    ["Reclaimed", true], ["Took", true]], rows));
+  byId("events").replaceChildren(
+    table(
+      events.caption,
+      [["Event"], ["What"], ["How"], ["Asked for", true], ["Reclaimed", true], ["Took", true]],
+      rows,
+    ),
+  );
 }
 
 /** Who makes the cycles that collections free. */
 export function fillCycles(app) {
   const { cycles } = app.summary;
-  const found = limited(app, cycles.shown, ({ site }) => [site], ({ type_name: name }) => name ?? "", "type and site");
+  const found = limited(
+    app,
+    cycles.shown,
+    ({ site }) => [site],
+    ({ type_name: name }) => name ?? "",
+    "type and site",
+  );
   if (cycles.count === 0) {
     byId("cycles").replaceChildren(element("p", "faint", "The trace names none."));
     return;
   }
   const rows = found.rows.map((cycle) => ({
-    cells: [cycle.type_name ?? "not known", siteCell(app, cycle.site), sizeCell(cycle.bytes), grouped(cycle.blocks), grouped(cycle.times)],
+    cells: [
+      cycle.type_name ?? "not known",
+      siteCell(app, cycle.site),
+      sizeCell(cycle.bytes),
+      grouped(cycle.blocks),
+      grouped(cycle.times),
+    ],
   }));
-  byId("cycles").replaceChildren(table(`${grouped(rows.length)} of ${grouped(cycles.count)} pairs of type and site, ` +
-    `${exact(cycles.reclaimed_bytes)} in all`, [["Type"], ["Allocated in"], ["Reclaimed", true], ["Blocks", true],
-    ["Times", true]], rows));
+  byId("cycles").replaceChildren(
+    table(
+      `${grouped(rows.length)} of ${grouped(cycles.count)} pairs of type and site, ` +
+        `${exact(cycles.reclaimed_bytes)} in all`,
+      [["Type"], ["Allocated in"], ["Reclaimed", true], ["Blocks", true], ["Times", true]],
+      rows,
+    ),
+  );
 }
 
 /** The chart as a table: what it shows, in equal parts. */
@@ -155,13 +257,32 @@ export function fillTimelineTable(app) {
     const name = top < summary.bands ? app.label(summary.sites[top].site) : "all other sites";
     const moment = timeline.end(level, end);
     rows.push({
-      cells: [`${grouped(level.start + start * level.width)} to ${grouped(moment)}`, app.timeText(moment),
-        sizeCell(level.most[most]), sizeCell(least), sizeCell(level.last[end]), sizeCell(level.reserved[end]),
-        `${name}: ${sized(level.bandMost[top][most])}`],
+      cells: [
+        `${grouped(level.start + start * level.width)} to ${grouped(moment)}`,
+        app.timeText(moment),
+        sizeCell(level.most[most]),
+        sizeCell(least),
+        sizeCell(level.last[end]),
+        sizeCell(level.reserved[end]),
+        `${name}: ${sized(level.bandMost[top][most])}`,
+      ],
     });
   }
-  byId("timeline-table").replaceChildren(table("What the chart shows, in equal parts", [["Events"], ["Time"],
-    ["At most", true], ["At least", true], ["At the end", true], ["Reserved", true], ["Largest part at most"]], rows));
+  byId("timeline-table").replaceChildren(
+    table(
+      "What the chart shows, in equal parts",
+      [
+        ["Events"],
+        ["Time"],
+        ["At most", true],
+        ["At least", true],
+        ["At the end", true],
+        ["Reserved", true],
+        ["Largest part at most"],
+      ],
+      rows,
+    ),
+  );
 }
 
 /** The map as a table: the largest blocks. */
@@ -169,39 +290,74 @@ export function fillMapTable(app) {
   if (!byId("map-details").open) return;
   const { blocks } = app.timeline.columns;
   const bySize = [...app.state.live].sort((one, other) => blocks.size[other] - blocks.size[one]);
-  const found = limited(app, bySize, (block) => [blocks.site[block]], () => "", "block");
+  const found = limited(
+    app,
+    bySize,
+    (block) => [blocks.site[block]],
+    () => "",
+    "block",
+  );
   const rows = found.rows.map((block) => ({
-    cells: [app.address(blocks.address[block]), sizeCell(blocks.size[block]), grouped(blocks.born[block]),
-      grouped(app.state.moment - blocks.born[block]), siteCell(app, blocks.site[block])],
+    cells: [
+      app.address(blocks.address[block]),
+      sizeCell(blocks.size[block]),
+      grouped(blocks.born[block]),
+      grouped(app.state.moment - blocks.born[block]),
+      siteCell(app, blocks.site[block]),
+    ],
   }));
-  byId("map-table").replaceChildren(table(`${found.caption}, the largest first`, [["Address"], ["Size", true],
-    ["Since event", true], ["Events ago", true], ["Site"]], rows));
+  byId("map-table").replaceChildren(
+    table(
+      `${found.caption}, the largest first`,
+      [["Address"], ["Size", true], ["Since event", true], ["Events ago", true], ["Site"]],
+      rows,
+    ),
+  );
 }
 
 /** What the page does not show. */
 export function fillLeftOut(app) {
-  const { report: { summary }, summary: device, timeline } = app;
+  const {
+    report: { summary },
+    summary: device,
+    timeline,
+  } = app;
   const lines = [];
   const { map } = device;
   if (map.left_out > 0) {
-    lines.push(`The map knows ${grouped(map.shown)} of ${counted(map.blocks, "block")}. Left out are the ` +
-      `${grouped(map.left_out)} with the smallest product of size and time, ${exact(map.left_out_bytes)} added up over ` +
-      `time, none larger than ${exact(map.largest_left_out_bytes)}. The chart has them.`);
+    lines.push(
+      `The map knows ${grouped(map.shown)} of ${counted(map.blocks, "block")}. Left out are the ` +
+        `${grouped(map.left_out)} with the smallest product of size and time, ${exact(map.left_out_bytes)} added up ` +
+        `over time, none larger than ${exact(map.largest_left_out_bytes)}. The chart has them.`,
+    );
   }
-  if (map.regions_left_out > 0) lines.push(`${counted(map.regions_left_out, "region")} of ${grouped(map.regions)}, the smallest.`);
+  if (map.regions_left_out > 0)
+    lines.push(`${counted(map.regions_left_out, "region")} of ${grouped(map.regions)}, the smallest.`);
   if (!timeline.base.isExact) {
-    lines.push(`The chart has ${grouped(device.buckets)} points of ${grouped(device.bucket_moments)} events each, with ` +
-      `the least, the most and the last of each${timeline.knowsAllBlocks ? "; closely, it shows single events" : ""}.`);
+    const closely = timeline.knowsAllBlocks ? "; closely, it shows single events" : "";
+    lines.push(
+      `The chart has ${grouped(device.buckets)} points of ${grouped(device.bucket_moments)} events each, with ` +
+        `the least, the most and the last of each${closely}.`,
+    );
   }
   if (summary.sites_left_out > 0) {
-    lines.push(`${counted(summary.sites_left_out, "site")} beyond the ${grouped(summary.sites.length - 1)} with the highest ` +
-      "peaks are one: other sites.");
+    lines.push(
+      `${counted(summary.sites_left_out, "site")} beyond the ${grouped(summary.sites.length - 1)} with the highest ` +
+        "peaks are one: other sites.",
+    );
   }
   const others = device.sites.length - device.bands;
-  if (others > 0) lines.push(`The chart tells ${grouped(device.bands)} sites apart; ${grouped(others)} more are its last band.`);
-  const lists = { "failed requests": device.out_of_memory, "pressure events": device.pressure, collections: device.collections, "cycle makers": device.cycles };
+  if (others > 0)
+    lines.push(`The chart tells ${grouped(device.bands)} sites apart; ${grouped(others)} more are its last band.`);
+  const lists = {
+    "failed requests": device.out_of_memory,
+    "pressure events": device.pressure,
+    collections: device.collections,
+    "cycle makers": device.cycles,
+  };
   for (const [name, { shown, count }] of Object.entries(lists)) {
-    if (count > shown.length) lines.push(`${grouped(count - shown.length)} of ${grouped(count)} ${name}, those that reclaimed least.`);
+    if (count > shown.length)
+      lines.push(`${grouped(count - shown.length)} of ${grouped(count)} ${name}, those that reclaimed least.`);
   }
   if (summary.devices_left_out > 0) lines.push(`${counted(summary.devices_left_out, "device")}.`);
   if (!lines.length) lines.push("Nothing.");

@@ -54,18 +54,34 @@ export function byId(id) {
  * A table. `columns` are [title, is a number]; cells are texts, elements, or for numbers [text, exact text].
  */
 export function table(caption, columns, rows) {
-  const head = element("tr", "", ...columns.map(([title, isNumber]) => {
-    const cell = element("th", isNumber ? "number" : "name", title);
-    cell.scope = "col";
-    return cell;
-  }));
-  const body = rows.map(({ cells, className = "" }) => element("tr", className, ...cells.map((value, column) => {
-    const isNumber = columns[column][1];
-    const cell = element("td", isNumber ? "number" : "name", Array.isArray(value) ? value[0] : value);
-    if (Array.isArray(value)) cell.title = value[1];
-    return cell;
-  })));
-  return element("table", "", element("caption", "", caption), element("thead", "", head), element("tbody", "", ...body));
+  const head = element(
+    "tr",
+    "",
+    ...columns.map(([title, isNumber]) => {
+      const cell = element("th", isNumber ? "number" : "name", title);
+      cell.scope = "col";
+      return cell;
+    }),
+  );
+  const body = rows.map(({ cells, className = "" }) =>
+    element(
+      "tr",
+      className,
+      ...cells.map((value, column) => {
+        const isNumber = columns[column][1];
+        const cell = element("td", isNumber ? "number" : "name", Array.isArray(value) ? value[0] : value);
+        if (Array.isArray(value)) cell.title = value[1];
+        return cell;
+      }),
+    ),
+  );
+  return element(
+    "table",
+    "",
+    element("caption", "", caption),
+    element("thead", "", head),
+    element("tbody", "", ...body),
+  );
 }
 
 /** A cell with a size, and its exact figure when it is pointed at. */

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use flex::OutOfMemory;
 use flex::pressure::Hints;
 
-use crate::holders::{self, Holder, Survey, place};
+use crate::holders::{self, Holder, Survey, own_frame, words};
 use crate::interpreter::stacks;
 use crate::message::human;
 use crate::runtime::DeviceMemory;
@@ -85,8 +85,8 @@ fn fragmentation(error: &OutOfMemory, survey: &Survey) -> String {
         text += &format!(" It is in {pieces} pieces.");
     }
     let Some(blocker) = survey.blocker(error.requested_bytes) else { return text };
-    let whose = match place(blocker.site) {
-        Some(place) => format!(", allocated at {place},"),
+    let whose = match own_frame(blocker.site) {
+        Some(place) => format!(", allocated at {},", words(&place)),
         None => String::new(),
     };
     let (before, behind) = (blocker.free_before_bytes, blocker.free_behind_bytes);
@@ -120,7 +120,8 @@ fn giant(error: &OutOfMemory, survey: &Survey) -> String {
         Some(times) if times >= 2 => format!(", {times} times the largest live block of {}", human(largest)),
         _ => String::new(),
     };
-    let from = place(stacks::capture()).map(|place| format!(", at {place}")).unwrap_or_default();
+    let from =
+        own_frame(stacks::capture()).map(|place| format!(", at {}", words(&place))).unwrap_or_default();
     format!("The request alone is {percent} % of the device{times}{from}: a smaller batch needs less.")
 }
 
@@ -131,7 +132,7 @@ fn growth(survey: &Survey, holder: &Holder) -> Option<String> {
          keep a result of each step.",
         human(holder.bytes),
         holder.blocks,
-        place(holder.site)?,
+        words(holder.place.as_ref()?),
         growth.over.as_secs_f64(),
         human(growth.bytes_per_second),
     ))
@@ -142,7 +143,8 @@ fn largest_holders(survey: &Survey) -> Option<String> {
     let named: Vec<String> = known
         .filter_map(|holder| {
             let blocks = if holder.blocks == 1 { "block" } else { "blocks" };
-            Some(format!("{} in {} {blocks} at {}", human(holder.bytes), holder.blocks, place(holder.site)?))
+            let place = words(holder.place.as_ref()?);
+            Some(format!("{} in {} {blocks} at {place}", human(holder.bytes), holder.blocks))
         })
         .take(NAMED_HOLDERS)
         .collect();

@@ -16,7 +16,8 @@ const MAX_REGIONS: &str = "FLEX_MAX_REGIONS";
 const DOMAINS: &str = "FLEX_NUM_MEMORY_DOMAINS";
 const DEBUG: &str = "TORCH_SPYRE_ALLOC_DEBUG";
 
-const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison, cycles, cycle_warning";
+const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison, cycles, \
+                    cycle_warning";
 
 /// The most devices a process may have: a device number is one byte of a tensor's context.
 pub(crate) const MAX_DEVICES: u64 = 64;

@@ -30,10 +30,10 @@ pub(crate) struct Survey {
     freed_allocations: u64,
 }
 
-/// The live blocks that one place allocated.
+/// The live blocks that one place allocated, from whatever stacks it was called.
 pub(crate) struct Holder {
-    /// 0 for those whose place is not known.
-    pub(crate) site: u32,
+    /// `None` for those whose place is not known.
+    pub(crate) place: Option<Frame>,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
     /// When each was allocated, in nanoseconds since 1970, sorted.
@@ -61,17 +61,20 @@ pub(crate) fn survey(device: &DeviceMemory) -> Option<Survey> {
     let mut regions = device.allocator.snapshot().ok()?;
     regions.retain(|region| region.memory_type == MemoryType::Tensor);
     let freed_allocations = device.allocator.statistics().ok()?.allocation.freed;
-    let mut by_site: HashMap<u32, Holder> = HashMap::new();
-    for block in regions.iter().flat_map(|region| &region.blocks).filter(|block| block.occupied) {
-        let empty = || Holder { site: block.site, bytes: 0, blocks: 0, times_ns: Vec::new() };
-        let holder = by_site.entry(block.site).or_insert_with(empty);
+    let mut frames: HashMap<u32, Option<Frame>> = HashMap::new();
+    let mut by_place: HashMap<Option<Frame>, Holder> = HashMap::new();
+    for block in occupied(&regions) {
+        let place = frames.entry(block.site).or_insert_with(|| own_frame(block.site));
+        let empty = || Holder { place: place.clone(), bytes: 0, blocks: 0, times_ns: Vec::new() };
+        let holder = by_place.entry(place.clone()).or_insert_with(empty);
         holder.bytes += block.size_bytes;
         holder.blocks += 1;
         holder.times_ns.push(block.allocated_ns);
     }
-    let mut holders: Vec<Holder> = by_site.into_values().collect();
+    let mut holders: Vec<Holder> = by_place.into_values().collect();
     holders.iter_mut().for_each(|holder| holder.times_ns.sort_unstable());
-    holders.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes), holder.site));
+    // Of equal ones the older first.
+    holders.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes), holder.times_ns.first().copied()));
     Some(Survey {
         recorded,
         live_bytes: holders.iter().map(|holder| holder.bytes).sum(),
@@ -87,12 +90,21 @@ fn occupied(regions: &[RegionSnapshot]) -> impl Iterator<Item = &BlockSnapshot> 
 }
 
 impl Survey {
-    /// Whether a place's blocks look like those of a leak: they came in each quarter of the time in which the live blocks
-    /// came, as far as that is known, while other blocks came and went.
+    /// Whether a place's blocks look like those of a leak: they came all the time, while other blocks came and went.
+    ///
+    /// Either by order, among all live blocks, of which those from before recording are the oldest; or by time, since
+    /// the oldest live block of another place. So neither what was loaded in the beginning counts, nor what the
+    /// current step has made so far.
     pub(crate) fn growth(&self, holder: &Holder) -> Option<Growth> {
-        let known = || self.holders.iter().flat_map(|holder| &holder.times_ns).filter(|time| **time > 0);
-        let is_steady = is_steady(&holder.times_ns, *known().min()?, *known().max()?);
-        if holder.site == 0 || !is_steady || self.freed_allocations < holder.blocks {
+        let mut all: Vec<u64> =
+            self.holders.iter().flat_map(|holder| holder.times_ns.iter().copied()).collect();
+        all.sort_unstable();
+        let ranks: Vec<u64> =
+            holder.times_ns.iter().map(|time| all.partition_point(|other| other < time) as u64).collect();
+        let first = all.iter().copied().find(|time| *time > 0)?;
+        let by_time = || first < holder.times_ns[0] && is_steady(&holder.times_ns, first, all[all.len() - 1]);
+        let is_steady = is_steady(&ranks, 0, all.len() as u64) || by_time();
+        if holder.place.is_none() || !is_steady || self.freed_allocations < holder.blocks {
             return None;
         }
         let nanoseconds = holder.times_ns.last()? - holder.times_ns.first()?;
@@ -100,8 +112,8 @@ impl Survey {
         Some(Growth { over, bytes_per_second: (holder.bytes as f64 / over.as_secs_f64()) as u64 })
     }
 
-    /// The smallest live block whose neighbours would with it make room for a request; else the one beside the most free
-    /// memory.
+    /// The smallest live block whose neighbours would with it make room for a request; else the one beside the most
+    /// free memory.
     pub(crate) fn blocker(&self, requested_bytes: u64) -> Option<Blocker> {
         let all = || self.regions.iter().flat_map(|region| blockers(&region.blocks));
         let whole = |each: &Blocker| each.free_before_bytes + each.bytes + each.free_behind_bytes;
@@ -116,17 +128,22 @@ impl Survey {
     }
 }
 
-/// Whether something came in each quarter of the time.
+/// Whether something came in each quarter of the time, up to the last of it: the newest is not older than three times
+/// the mean time between them. The times are sorted.
 fn is_steady(times_ns: &[u64], first: u64, last: u64) -> bool {
     let quarter = last.saturating_sub(first) / 4;
-    if times_ns.len() < LEAST_GROWING_BLOCKS || quarter == 0 {
+    // Times before recording are 0.
+    if times_ns.len() < LEAST_GROWING_BLOCKS || times_ns.first() < Some(&first) || quarter == 0 {
         return false;
     }
     let mut came = [0; 4];
     for time in times_ns {
         came[(time.saturating_sub(first) / quarter).min(3) as usize] += 1;
     }
-    came.iter().all(|count| count * 8 >= times_ns.len())
+    let (Some(oldest), Some(newest)) = (times_ns.first(), times_ns.last()) else { return false };
+    let since_newest = last.saturating_sub(*newest).saturating_mul(times_ns.len() as u64 - 1);
+    since_newest <= (newest - oldest).saturating_mul(3)
+        && came.iter().all(|count| count * 8 >= times_ns.len())
 }
 
 /// The live blocks of a region that lie beside free ones.
@@ -163,7 +180,7 @@ pub(crate) fn own_frame(site: u32) -> Option<Frame> {
     frames.iter().find(|frame| !is_library(frame)).or(frames.first()).cloned()
 }
 
-/// A site in words: `train.py:12 (step)`; `None` if it is not known.
-pub(crate) fn place(site: u32) -> Option<String> {
-    own_frame(site).map(|frame| format!("{}:{} ({})", frame.filename, frame.line, frame.name))
+/// A place in words: `train.py:12 (step)`.
+pub(crate) fn words(place: &Frame) -> String {
+    format!("{}:{} ({})", place.filename, place.line, place.name)
 }

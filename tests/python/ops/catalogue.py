@@ -32,9 +32,26 @@ with quietly():
     from torch.testing._internal.hop_db import hop_db
     from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 
-__all__ = ["DATA_TYPES", "SPARSE_LAYOUTS", "autograd_function_db", "custom_op_db", "hop_db", "njt_op_db", "op_db"]
+__all__ = [
+    "DATA_TYPES",
+    "EIGHT_BIT_TYPES",
+    "SPARSE_LAYOUTS",
+    "autograd_function_db",
+    "custom_op_db",
+    "hop_db",
+    "njt_op_db",
+    "op_db",
+]
 
 DATA_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+EIGHT_BIT_TYPES = (
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 

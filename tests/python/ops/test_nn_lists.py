@@ -1,4 +1,4 @@
-"""PyTorch's lists of module and autocast tests, which are written for CUDA, with spyre in its place.
+"""PyTorch's lists of module, criterion and autocast tests, which are written for CUDA, with spyre in its place.
 
 Their methods compare a module on the CPU with the same one on the device: results, gradients, gradients of gradients,
 and inputs that are not contiguous.
@@ -63,6 +63,18 @@ class Case(common_nn.NNTestCase):
         found = tuple(None if each.grad is None else each.grad.data for each in self._tuple(inputs))
         return found if isinstance(inputs, tuple) else found[0]
 
+    def _forward_criterion(self, criterion: Any, input: Any, target: Any, extra_args: Any = None) -> Any:
+        return criterion(*self._tuple(input), target, *(extra_args or ()))
+
+    def _backward_criterion(
+        self, criterion: Any, input: Any, output: Any, target: Any, grad_output: Any = None, extra_args: Any = None
+    ) -> Any:
+        self._zero_grad_input(input)
+        found = self._forward_criterion(criterion, input, target, extra_args)
+        found.backward(torch.ones_like(found) if grad_output is None else grad_output)
+        gradients = tuple(each.grad for each in self._tuple(input))
+        return gradients if isinstance(input, tuple) else gradients[0]
+
     def _get_parameters(self, module: Any) -> Any:
         parameters = list(module.parameters())
         return parameters, [each.grad for each in parameters]
@@ -111,6 +123,25 @@ def check(run: Any, reason: str | None, counts: Counter[str], kind: str) -> None
 @pytest.mark.parametrize("test", identified(module_tests()))
 def test_module(test: Any, reason: str | None, counts: Counter[str]) -> None:
     check(lambda: test.test_cuda(Case()), reason, counts, "module tests of common_nn")
+
+
+def criterion_cases() -> list[Any]:
+    """Each criterion with each type that PyTorch's own use of the list runs it with."""
+    cases = []
+    for described in common_nn.criterion_tests:
+        test = common_nn.CriterionTest(**described)
+        if test.should_test_cuda:
+            dtypes = [torch.float32, torch.float64]
+            dtypes += [torch.float16] * test.check_half + [torch.bfloat16] * test.check_bfloat16
+            name = test.get_name()
+            cases += [pytest.param(test, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for dtype in dtypes]
+    return cases
+
+
+@pytest.mark.usefixtures("instead_of_cuda")
+@pytest.mark.parametrize(("test", "dtype"), criterion_cases())
+def test_criterion(test: Any, dtype: torch.dtype, reason: str | None, counts: Counter[str]) -> None:
+    check(lambda: test.test_cuda(Case(), dtype, test.extra_args), reason, counts, "criterion tests of common_nn")
 
 
 AUTOCAST = {

@@ -105,6 +105,15 @@ def test_operator(operator: Any, dtype: torch.dtype, counts: Counter[str], all_s
         assert sweep.problems, f"{name} with {dtype} no longer fails; remove it from exceptions.py: {reason}"
 
 
+@pytest.mark.parametrize(("operator", "dtype"), catalogue.cases(catalogue.op_db, catalogue.EIGHT_BIT_TYPES))
+def test_operator_with_eight_bits(operator: Any, dtype: torch.dtype, counts: Counter[str]) -> None:
+    """Few operators say that the CPU has them for float8, so all samples run."""
+    sweep = Sweep(operator, dtype, counts)
+    sweep.forward(list(operator.sample_inputs("cpu", dtype)))
+    assert not sweep.problems, "\n".join(sweep.problems)
+    counts["operators with a float8 type"] += 1
+
+
 def test_tables_name_existing_operators() -> None:
     known = {operator.full_name for operator in catalogue.op_db}
     named = {name for name, _ in exceptions.EXPECTED_FAILURES}

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -341,7 +342,7 @@ def test_an_interrupt_while_it_looks(monkeypatch: pytest.MonkeyPatch, counters: 
         raise KeyboardInterrupt
 
     fill_with_garbage()
-    monkeypatch.setattr(cycles, "_storage", interrupt)
+    monkeypatch.setattr(cycles, "storage_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         press()
     press()
@@ -431,6 +432,47 @@ def test_a_warning_that_is_an_error_is_reported(monkeypatch: pytest.MonkeyPatch,
     press()
     counters.check_all_rescued()
     assert memory.CycleWarning in reported
+
+
+@pytest.fixture
+def history() -> Iterator[None]:
+    """Stacks are recorded."""
+    memory._record_memory_history(max_entries=100, stacks="python")
+    yield
+    memory._record_memory_history(enabled=None)
+
+
+LINE_OF_BLOCK = block.__code__.co_firstlineno + 2
+LINE_OF_LOGGED = Logger.__init__.__code__.co_firstlineno + 2
+
+
+@pytest.mark.usefixtures("history")
+@pytest.mark.parametrize("recorded", [True, False])
+def test_places_of_allocation(recorded: bool) -> None:
+    memory.record_cycles(recorded, warn_bytes=MIB if recorded else None)
+    Trainer()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        press(64 * MIB)
+    report = memory.cycle_report()
+    (site,) = report.sites
+    assert site.frames[0] == (block.__code__.co_filename, LINE_OF_BLOCK, "block")
+    assert site.frames[1] == (__file__, LINE_OF_LOGGED, "__init__")
+    assert (site.freed_bytes, site.freed_blocks) == (MIB, 1)
+    assert f"1.00 MiB  {cycles.shown(site.frames[0][0], LINE_OF_BLOCK)} in block" in str(report)
+    assert [each.sites for each in report.recent if each.freed_bytes] == [report.sites]
+    if recorded:
+        assert only_holder().frames == site.frames
+    texts = [str(each.message) for each in caught]
+    assert [f"allocated at {cycles.place(site.frames)}" in text for text in texts] == [True] * recorded
+
+
+def test_places_without_history() -> None:
+    make_garbage()
+    press(64 * MIB)
+    report = memory.cycle_report()
+    assert (report.sites, only_holder().frames) == ((), ())
+    assert "not recorded; see torch.spyre.memory._record_memory_history()" in str(report)
 
 
 def test_set_by_the_environment(run_script: RunScript) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
-from torch_spyre._cycles import dead_bytes
+from torch_spyre._cycles import dead_bytes, shown
 
 memory: Any = torch.spyre.memory
 
@@ -32,7 +33,9 @@ def recorded() -> Iterator[None]:
     gc.disable()
     memory.record_cycles()
     memory.reset_cycle_report()
+    memory._record_memory_history(max_entries=100, stacks="python")
     yield
+    memory._record_memory_history(enabled=None)
     memory.record_cycles(False)
     gc.enable()
     gc.collect()
@@ -132,21 +135,34 @@ def press() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leak", "name", "path", "culprit"),
+    ("leak", "name", "path", "culprit", "allocates"),
     [
-        (train_folds, "Trainer", "Trainer.callbacks[0] → LossHistory.trainer → Trainer", Trainer.__init__),
+        (
+            train_folds,
+            "Trainer",
+            "Trainer.callbacks[0] → LossHistory.trainer → Trainer",
+            Trainer.__init__,
+            Trainer.step,
+        ),
         (
             extract,
             "FeatureExtractor",
             "FeatureExtractor.model → GPT2LMHeadModel.transformer → GPT2Model.h → ModuleList.0 → GPT2Block"
             "._forward_hooks[N] → function keep.self → FeatureExtractor",
             FeatureExtractor.__init__,
+            make_model,
         ),
-        (retry, "Attempt", "Attempt.error → ValueError.__traceback__.tb_frame.self → Attempt", Attempt.run),
+        (
+            retry,
+            "Attempt",
+            "Attempt.error → ValueError.__traceback__.tb_frame.self → Attempt",
+            Attempt.run,
+            Attempt.run,
+        ),
     ],
 )
 def test_it_names_the_type_and_the_way_around(
-    leak: Callable[[], None], name: str, path: str, culprit: Callable[..., None]
+    leak: Callable[[], None], name: str, path: str, culprit: Callable[..., None], allocates: Callable[..., object]
 ) -> None:
     leak()
     press()
@@ -159,6 +175,12 @@ def test_it_names_the_type_and_the_way_around(
     assert (holder.filename, holder.line) == (__file__, culprit.__code__.co_firstlineno)
     assert holder.freed_bytes > report.freed_bytes / 2, str(report)
     assert holder.path in str(report)
+    place = next(frame for frame in holder.frames if frame[0] == __file__)
+    source, first = inspect.getsourcelines(allocates)
+    assert first <= place[1] < first + len(source), holder.frames
+    assert place[2] == allocates.__name__
+    assert f"allocated at {shown(place[0], place[1])} in {place[2]}" in str(report)
+    assert report.sites[0].freed_bytes > 0
 
 
 def test_dead_bytes_are_those_that_a_collection_frees() -> None:

@@ -29,11 +29,9 @@ const ROUNDS: u32 = 64;
 /// How long a request waits for a free that another thread has begun.
 const FREE_IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 
-/// How long the interpreter may take to explain a failure; on a busy machine attaching alone takes a while.
-const HINTS_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The same where it also looks for garbage that no collection has freed.
-const GARBAGE_HINTS_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the interpreter may take to explain a failure: it looks through its objects for what holds memory, and on a
+/// busy machine attaching alone takes a while.
+const HINTS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The same after a request that has waited for the interpreter in vain.
 const LATE_HINTS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -128,13 +126,7 @@ impl<'a> Climb<'a> {
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
             let failed = self.failed(guard, request);
-            let timeout = if request.report.timed_out {
-                LATE_HINTS_TIMEOUT
-            } else if failed.may_have_garbage {
-                GARBAGE_HINTS_TIMEOUT
-            } else {
-                HINTS_TIMEOUT
-            };
+            let timeout = if request.report.timed_out { LATE_HINTS_TIMEOUT } else { HINTS_TIMEOUT };
             let petition = Petition { deadline: now() + timeout, ..self.petition.clone() };
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition, failed))?;
         }

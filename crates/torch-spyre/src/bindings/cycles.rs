@@ -7,10 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::device;
-use crate::interpreter::cycles::{self, Holding, Ledger, Record, Sum, dead};
+use crate::interpreter::cycles::{self, Holding, Ledger, Record, Sites, Sum, dead};
 
 /// Tells who names what dead cycles hold: `explain(objects, garbage, tensors)` and
-/// `warn(device, nbytes, cycles, name, path, filename, line)`, with the type of tensors, and the types that are no owners.
+/// `warn(device, nbytes, cycles, name, path, filename, line, frames)`, with the type of tensors, and the types that are
+/// no owners.
 #[pyfunction]
 pub(crate) fn set_cycle_explainer(
     explain: Py<PyAny>,
@@ -37,12 +38,14 @@ pub(crate) fn recording_cycles() -> (bool, Option<u64>) {
 /// What collections freed of a device's memory, and who held it.
 #[pyfunction]
 pub(crate) fn cycle_ledger(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
-    let Ledger { pressure, program, recorded_bytes, holdings, recent } = cycles::ledger(device(index)?.index);
+    let Ledger { pressure, program, recorded_bytes, holdings, sites, recent } =
+        cycles::ledger(device(index)?.index);
     let dict = PyDict::new(py);
     dict.set_item("pressure", sum(pressure))?;
     dict.set_item("program", sum(program))?;
     dict.set_item("recorded_bytes", recorded_bytes)?;
     dict.set_item("holdings", holding_list(py, holdings.values())?)?;
+    dict.set_item("sites", site_list(&sites))?;
     dict.set_item("recent", recent.iter().map(|each| record(py, each)).collect::<PyResult<Vec<_>>>()?)?;
     Ok(dict)
 }
@@ -79,7 +82,8 @@ fn holding_list<'py, 'a>(
     holdings: impl Iterator<Item = &'a Holding>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    for Holding { holder, bytes, blocks, native_bytes, cycles, .. } in holdings {
+    for holding in holdings {
+        let Holding { holder, bytes, blocks, native_bytes, cycles, .. } = holding;
         let dict = PyDict::new(py);
         dict.set_item("name", &holder.name)?;
         dict.set_item("path", &holder.path)?;
@@ -89,9 +93,17 @@ fn holding_list<'py, 'a>(
         dict.set_item("blocks", blocks)?;
         dict.set_item("native_bytes", native_bytes)?;
         dict.set_item("cycles", cycles)?;
+        dict.set_item("frames", holding.main_site().map_or_else(Vec::new, cycles::frames))?;
         list.append(dict)?;
     }
     Ok(list)
+}
+
+/// A stack, innermost frame first (file, line, function), and the bytes and blocks that were allocated there.
+type Site = (Vec<(String, u32, String)>, u64, u64);
+
+fn site_list(sites: &Sites) -> Vec<Site> {
+    sites.iter().map(|(site, sum)| (cycles::frames(*site), sum.bytes, sum.blocks)).collect()
 }
 
 fn record<'py>(py: Python<'py>, record: &Record) -> PyResult<Bound<'py, PyDict>> {
@@ -104,5 +116,6 @@ fn record<'py>(py: Python<'py>, record: &Record) -> PyResult<Bound<'py, PyDict>>
     dict.set_item("elapsed_ns", u64::try_from(record.elapsed.as_nanos()).unwrap_or(u64::MAX))?;
     let holdings = record.holdings.as_ref().map(|holdings| holding_list(py, holdings.iter())).transpose()?;
     dict.set_item("holdings", holdings)?;
+    dict.set_item("sites", site_list(&record.sites))?;
     Ok(dict)
 }

@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 use super::{device, runtime_error, value_error};
 use crate::holders;
 use crate::interpreter::held;
+use crate::interpreter::stacks::Frame;
 
 /// Tells the folders whose frames are nobody's own code.
 #[pyfunction]
@@ -45,11 +46,9 @@ type Held = (u64, u64, Option<(String, u32, String)>);
 pub(crate) fn live_holders(index: i32) -> PyResult<(bool, Vec<Held>)> {
     let device = device(index)?;
     let Some(survey) = holders::survey(device) else { return Ok((false, Vec::new())) };
-    let place = |site| {
-        let frame = holders::own_frame(site)?;
-        Some((frame.filename.to_string(), frame.line, frame.name.to_string()))
-    };
-    let holders = survey.holders.iter().map(|holder| (holder.bytes, holder.blocks, place(holder.site)));
+    let place = |frame: &Frame| (frame.filename.to_string(), frame.line, frame.name.to_string());
+    let holders =
+        survey.holders.iter().map(|holder| (holder.bytes, holder.blocks, holder.place.as_ref().map(place)));
     Ok((survey.recorded, holders.collect()))
 }
 

@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use flex::gate::Generation;
 use flex::history::{Event, EventBlock, EventKind, EventKinds, HistoryOptions, PressureOutcome, SiteScope};
 use flex::{BlockSnapshot, FlexAllocator, RegionId, RegionSnapshot};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyString};
 
 use super::{device, runtime_error, value_error};
 use crate::interpreter::stacks;
@@ -149,7 +150,8 @@ fn block_of(kind: &EventKind) -> Option<EventBlock> {
     }
 }
 
-/// Makes PyTorch's dictionaries. Those of one site share their list of frames.
+/// Makes PyTorch's dictionaries. Those of one site share their list of frames; all share their keys, which a pickle
+/// then has once.
 struct Writer<'py> {
     py: Python<'py>,
     device: i32,
@@ -163,38 +165,41 @@ impl<'py> Writer<'py> {
         };
         let is_allocated = |block: &BlockSnapshot| block.occupied && !block.freeing;
         let dict = PyDict::new(self.py);
-        dict.set_item("device", self.device)?;
-        dict.set_item("address", base)?;
-        dict.set_item("total_size", region.size_bytes)?;
-        dict.set_item("allocated_size", sum(|block| block.size_bytes, is_allocated))?;
-        dict.set_item("active_size", sum(|block| block.size_bytes, |block| block.occupied))?;
-        dict.set_item("requested_size", sum(|block| block.requested_bytes, is_allocated))?;
-        dict.set_item("stream", 0)?;
-        dict.set_item("segment_type", "large")?;
-        dict.set_item("segment_pool_id", (0, 0))?;
-        dict.set_item("is_expandable", false)?;
-        dict.set_item("frames", self.frames_of(0)?)?;
-        dict.set_item("memory_type", region.memory_type.to_string())?;
-        dict.set_item("domain", region.domain.0)?;
-        let blocks = region.blocks.iter().map(|block| self.block(base, block));
-        dict.set_item("blocks", blocks.collect::<PyResult<Vec<_>>>()?)?;
+        dict.set_item(intern!(self.py, "device"), self.device)?;
+        dict.set_item(intern!(self.py, "address"), base)?;
+        dict.set_item(intern!(self.py, "total_size"), region.size_bytes)?;
+        dict.set_item(intern!(self.py, "allocated_size"), sum(|block| block.size_bytes, is_allocated))?;
+        dict.set_item(
+            intern!(self.py, "active_size"),
+            sum(|block| block.size_bytes, |block| block.occupied),
+        )?;
+        dict.set_item(intern!(self.py, "requested_size"), sum(|block| block.requested_bytes, is_allocated))?;
+        dict.set_item(intern!(self.py, "stream"), 0)?;
+        dict.set_item(intern!(self.py, "segment_type"), "large")?;
+        dict.set_item(intern!(self.py, "segment_pool_id"), (0, 0))?;
+        dict.set_item(intern!(self.py, "is_expandable"), false)?;
+        dict.set_item(intern!(self.py, "frames"), self.frames_of(0)?)?;
+        dict.set_item(intern!(self.py, "memory_type"), region.memory_type.to_string())?;
+        dict.set_item(intern!(self.py, "domain"), region.domain.0)?;
+        let blocks: PyResult<Vec<_>> = region.blocks.iter().map(|block| self.block(base, block)).collect();
+        dict.set_item(intern!(self.py, "blocks"), blocks?)?;
         Ok(dict)
     }
 
     fn block(&mut self, base: u64, block: &BlockSnapshot) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(self.py);
-        dict.set_item("address", base + block.offset_bytes)?;
-        dict.set_item("size", block.size_bytes)?;
-        dict.set_item("requested_size", block.requested_bytes)?;
+        dict.set_item(intern!(self.py, "address"), base + block.offset_bytes)?;
+        dict.set_item(intern!(self.py, "size"), block.size_bytes)?;
+        dict.set_item(intern!(self.py, "requested_size"), block.requested_bytes)?;
         let state = match (block.occupied, block.freeing) {
             (true, false) => "active_allocated",
             (true, true) => "active_pending_free",
             (false, _) => "inactive",
         };
-        dict.set_item("state", state)?;
-        dict.set_item("frames", self.frames_of(block.site)?)?;
+        dict.set_item(intern!(self.py, "state"), PyString::intern(self.py, state))?;
+        dict.set_item(intern!(self.py, "frames"), self.frames_of(block.site)?)?;
         if block.allocated_ns != 0 {
-            dict.set_item("time_us", block.allocated_ns / 1000)?;
+            dict.set_item(intern!(self.py, "time_us"), block.allocated_ns / 1000)?;
         }
         Ok(dict)
     }
@@ -210,8 +215,8 @@ impl<'py> Writer<'py> {
             };
             for action in actions {
                 let entry = self.entry(event, action, block.requested_bytes)?;
-                entry.set_item("addr", base + block.address.offset_bytes)?;
-                entry.set_item("allocated_size", block.size_bytes)?;
+                entry.set_item(intern!(entry.py(), "addr"), base + block.address.offset_bytes)?;
+                entry.set_item(intern!(entry.py(), "allocated_size"), block.size_bytes)?;
                 trace.append(entry)?;
             }
             return Ok(());
@@ -233,20 +238,20 @@ impl<'py> Writer<'py> {
         };
         let entry = self.entry(event, action, size)?;
         if let Some(address) = address {
-            entry.set_item("addr", address)?;
+            entry.set_item(intern!(entry.py(), "addr"), address)?;
         }
         match event.kind {
             EventKind::OutOfMemory { free_bytes, largest_free_bytes, .. }
             | EventKind::PressureBegan { free_bytes, largest_free_bytes, .. } => {
-                entry.set_item("device_free", free_bytes)?;
-                entry.set_item("largest_free", largest_free_bytes)?;
+                entry.set_item(intern!(entry.py(), "device_free"), free_bytes)?;
+                entry.set_item(intern!(entry.py(), "largest_free"), largest_free_bytes)?;
             }
             EventKind::PressureEnded(outcome) => write_outcome(&entry, &outcome)?,
             EventKind::Collected { generation, objects, elapsed, .. } => {
                 let generation = if generation == Generation::Full { "full" } else { "young" };
-                entry.set_item("generation", generation)?;
-                entry.set_item("objects", objects)?;
-                entry.set_item("duration_us", elapsed.as_micros() as u64)?;
+                entry.set_item(intern!(entry.py(), "generation"), generation)?;
+                entry.set_item(intern!(entry.py(), "objects"), objects)?;
+                entry.set_item(intern!(entry.py(), "duration_us"), elapsed.as_micros() as u64)?;
             }
             _ => {}
         }
@@ -255,13 +260,13 @@ impl<'py> Writer<'py> {
 
     fn entry(&mut self, event: &Event, action: &str, size: u64) -> PyResult<Bound<'py, PyDict>> {
         let entry = PyDict::new(self.py);
-        entry.set_item("action", action)?;
-        entry.set_item("size", size)?;
-        entry.set_item("stream", 0)?;
-        entry.set_item("time_us", event.time_ns / 1000)?;
-        entry.set_item("pool_id", (0, 0))?;
-        entry.set_item("thread_id", event.thread_id)?;
-        entry.set_item("frames", self.frames_of(event.site)?)?;
+        entry.set_item(intern!(self.py, "action"), PyString::intern(self.py, action))?;
+        entry.set_item(intern!(entry.py(), "size"), size)?;
+        entry.set_item(intern!(entry.py(), "stream"), 0)?;
+        entry.set_item(intern!(entry.py(), "time_us"), event.time_ns / 1000)?;
+        entry.set_item(intern!(entry.py(), "pool_id"), (0, 0))?;
+        entry.set_item(intern!(entry.py(), "thread_id"), event.thread_id)?;
+        entry.set_item(intern!(entry.py(), "frames"), self.frames_of(event.site)?)?;
         Ok(entry)
     }
 
@@ -273,9 +278,9 @@ impl<'py> Writer<'py> {
         let frames = PyList::empty(self.py);
         for frame in stacks::frames(site) {
             let dict = PyDict::new(self.py);
-            dict.set_item("filename", &*frame.filename)?;
-            dict.set_item("line", frame.line)?;
-            dict.set_item("name", &*frame.name)?;
+            dict.set_item(intern!(self.py, "filename"), &*frame.filename)?;
+            dict.set_item(intern!(self.py, "line"), frame.line)?;
+            dict.set_item(intern!(self.py, "name"), &*frame.name)?;
             frames.append(dict)?;
         }
         self.frames.insert(site, frames.clone());
@@ -285,11 +290,11 @@ impl<'py> Writer<'py> {
 
 /// How a request under pressure ended.
 fn write_outcome(entry: &Bound<'_, PyDict>, outcome: &PressureOutcome) -> PyResult<()> {
-    entry.set_item("outcome", if outcome.rescued { "rescued" } else { "failed" })?;
-    entry.set_item("duration_us", outcome.elapsed.as_micros() as u64)?;
-    entry.set_item("young_collections", outcome.young_collections)?;
-    entry.set_item("full_collections", outcome.full_collections)?;
-    entry.set_item("reclaimed_bytes", outcome.reclaimed_bytes)?;
-    entry.set_item("skipped", outcome.skipped.map(|reason| reason.name()))?;
-    entry.set_item("timed_out", outcome.timed_out)
+    entry.set_item(intern!(entry.py(), "outcome"), if outcome.rescued { "rescued" } else { "failed" })?;
+    entry.set_item(intern!(entry.py(), "duration_us"), outcome.elapsed.as_micros() as u64)?;
+    entry.set_item(intern!(entry.py(), "young_collections"), outcome.young_collections)?;
+    entry.set_item(intern!(entry.py(), "full_collections"), outcome.full_collections)?;
+    entry.set_item(intern!(entry.py(), "reclaimed_bytes"), outcome.reclaimed_bytes)?;
+    entry.set_item(intern!(entry.py(), "skipped"), outcome.skipped.map(|reason| reason.name()))?;
+    entry.set_item(intern!(entry.py(), "timed_out"), outcome.timed_out)
 }

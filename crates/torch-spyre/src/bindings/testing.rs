@@ -234,12 +234,3 @@ pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
         began.elapsed().as_nanos() as f64 / f64::from(count.max(1))
     })
 }
-
-/// Records the history of a device, with stacks.
-#[pyfunction]
-pub(crate) fn record_history_with_stacks(py: Python<'_>, index: i32, max_entries: usize) -> PyResult<()> {
-    interpreter::stacks::enable(py)?;
-    let sites: Arc<dyn flex::history::Sites> = Arc::new(interpreter::stacks::PythonSites);
-    let options = flex::history::HistoryOptions { max_entries, sites: Some(sites), ..Default::default() };
-    device(index)?.allocator.record_history(Some(options)).map_err(runtime_error)
-}

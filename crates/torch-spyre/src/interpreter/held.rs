@@ -15,7 +15,7 @@ use crate::message;
 use crate::runtime;
 
 /// How long each of the two searches may take.
-const TIMEOUT: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_millis(900);
 
 static FREEZE_COUNT: OnceLock<Py<PyAny>> = OnceLock::new();
 

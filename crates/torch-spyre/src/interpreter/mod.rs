@@ -1,8 +1,9 @@
 //! CPython as the gate's [`Reclaimer`].
 //!
-//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections; [`stacks`] reads
-//! the Python stack of a thread. No lock: every
-//! call that attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
+//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections; [`stacks`]
+//! reads the Python stack of a thread; [`held`] says at a failure what still holds memory, with [`frozen`] for what the
+//! collector does not look at. No lock: every call that attaches, detaches or runs Python code takes the proof that the
+//! allocator mutex is free.
 
 pub(crate) mod cycles;
 mod ffi;

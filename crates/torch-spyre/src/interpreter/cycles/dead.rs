@@ -29,9 +29,9 @@ pub(crate) struct Dead {
     pub(crate) holdings: Vec<Holding>,
 }
 
-/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out. `None`
-/// on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and has no
-/// pending exception.
+/// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out.
+/// `None` on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and
+/// has no pending exception.
 pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> Option<Dead> {
     let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
     if collector.free_threaded {
@@ -41,11 +41,11 @@ pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> 
     let all = collector.all_objects(py)?;
     // SAFETY: attached; the list keeps its items alive.
     let objects = unsafe { ffi::list_items(all.as_ptr()) };
-    find_among(py, device, explainer, vec![all], &objects, 0, deadline)
+    find_among(py, device, explainer, all, &objects, deadline)
 }
 
-/// As [`find`], among the `count` frozen objects: what only garbage among them holds, which the collector does not look
-/// at.
+/// As [`find`], among the `count` frozen objects, which the collector does not look at. What other garbage refers to
+/// counts as alive.
 pub(in crate::interpreter) fn find_frozen(
     py: Python<'_>,
     device: &DeviceMemory,
@@ -58,46 +58,42 @@ pub(in crate::interpreter) fn find_frozen(
     }
     let deadline = Instant::now() + timeout;
     let kept = PyList::empty(py);
-    let frozen = frozen::objects(py, count)?;
-    for object in &frozen {
+    let objects = frozen::objects(py, count)?;
+    let tensor = explainer.tensor.as_ptr();
+    // SAFETY: attached; the objects are alive, and the other is a type.
+    if !objects.iter().any(|object| unsafe { ffi::is_instance(*object, tensor) }) {
+        return Some(Dead { bytes: 0, holdings: Vec::new() });
+    }
+    for object in &objects {
         // SAFETY: attached, and alive: no Python code has run since they were listed, and appending runs none.
         kept.append(unsafe { Bound::from_borrowed_ptr(py, *object) }).ok()?;
     }
-    let all = collector.all_objects(py)?;
-    // SAFETY: attached; the list keeps its items alive.
-    let mut objects = unsafe { ffi::list_items(all.as_ptr()) };
-    // The new list is among the objects, and refers to the frozen ones for no reason that counts.
-    objects.retain(|object| *object != kept.as_ptr());
-    let first = objects.len();
-    objects.extend(frozen);
-    find_among(py, device, explainer, vec![all, kept.into_any()], &objects, first, deadline)
+    find_among(py, device, explainer, kept.into_any(), &objects, deadline)
 }
 
-/// What is dead among the objects from the place `first` on, each of which one of the lists refers to.
+/// What is dead among the objects of a list: those that only others of them refer to.
 fn find_among<'py>(
     py: Python<'py>,
     device: &DeviceMemory,
     explainer: &Explainer,
-    lists: Vec<Bound<'py, PyAny>>,
+    list: Bound<'py, PyAny>,
     objects: &[Object],
-    first: usize,
     deadline: Instant,
 ) -> Option<Dead> {
     if objects.len() > MOST_OBJECTS {
         return None;
     }
     // SAFETY: attached, with a GIL; nobody changes the objects before Python code runs.
-    let references = unsafe { References::among(objects, 1, deadline) }?;
+    let references = unsafe { References::among(objects, 1, Some(deadline)) }?;
     let reachable = references.reachable();
-    let dead: Vec<u32> =
-        (first as u32..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
+    let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
     let graph = references.graph(&dead);
     drop(references);
     // SAFETY: attached; the items are alive.
     let items = dead.iter().map(|number| unsafe { Bound::from_borrowed_ptr(py, objects[*number as usize]) });
-    let list = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
-    drop(lists);
-    let explained = explainer.explain_graph(py, list.as_any(), graph)?;
+    let dead = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
+    drop(list);
+    let explained = explainer.explain_graph(py, dead.as_any(), graph)?;
     Some(weigh(explained, device))
 }
 

@@ -83,18 +83,19 @@ pub(super) struct References {
 }
 
 impl References {
-    /// Looks at the objects. `held` is how many references to each the caller has. `None` if the deadline passes first.
+    /// Looks at the objects. `held` is how many references to each the caller has. `None` if the deadline passes first;
+    /// without one it takes about as long as the collector does.
     ///
     /// # Safety
     /// The calling thread is attached, and the objects are alive and not about to be changed by others.
-    pub(super) unsafe fn among(objects: &[Object], held: isize, deadline: Instant) -> Option<Self> {
+    pub(super) unsafe fn among(objects: &[Object], held: isize, deadline: Option<Instant>) -> Option<Self> {
         let numbers: FxHashMap<usize, u32> =
             objects.iter().zip(0..).map(|(object, number)| (*object as usize, number)).collect();
         let mut visit = Visit { numbers, targets: Vec::with_capacity(objects.len() * 2) };
         let mut starts = Vec::with_capacity(objects.len() + 1);
         starts.push(0);
         for (number, object) in objects.iter().enumerate() {
-            if number % OBJECTS_PER_LOOK == 0 && Instant::now() > deadline {
+            if number % OBJECTS_PER_LOOK == 0 && deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return None;
             }
             // SAFETY: the caller's contract; `visit` outlives the call.

@@ -19,6 +19,9 @@ const RECENT: usize = 64;
 /// How many types are told apart; the rest are counted as one.
 const MOST_TYPES: usize = 1000;
 
+/// How many places are told apart.
+const MOST_SITES: usize = 10_000;
+
 /// The name that the rest go under.
 const OTHER_TYPES: &str = "(other types)";
 
@@ -45,13 +48,41 @@ pub(crate) struct Holding {
     pub(crate) native_bytes: u64,
     /// The cycles that held it.
     pub(crate) cycles: u64,
+    /// Bytes by the place where they were allocated, as far as that is known.
+    pub(crate) sites: BTreeMap<u32, u64>,
 }
+
+impl Holding {
+    /// Where most of it was allocated, as far as that is known.
+    pub(crate) fn main_site(&self) -> Option<u32> {
+        self.sites.iter().max_by_key(|(_, bytes)| **bytes).map(|(site, _)| *site)
+    }
+}
+
+/// Memory that was allocated at one place.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SiteSum {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: u64,
+}
+
+impl SiteSum {
+    fn add(&mut self, other: SiteSum) {
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+    }
+}
+
+/// By place, as history names it.
+pub(crate) type Sites = BTreeMap<u32, SiteSum>;
 
 /// A free inside a collection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Freed {
     pub(super) address: usize,
     pub(super) bytes: u64,
+    /// Where the block was allocated; 0 if that is not known.
+    pub(super) site: u32,
 }
 
 /// Sums over collections.
@@ -73,6 +104,8 @@ pub(crate) struct Record {
     pub(crate) freed_bytes: u64,
     pub(crate) freed_blocks: u64,
     pub(crate) elapsed: Duration,
+    /// Where what was freed had been allocated, as far as that is known.
+    pub(crate) sites: Sites,
     /// Who held what was freed; `None` if that was not recorded.
     pub(crate) holdings: Option<Vec<Holding>>,
 }
@@ -85,6 +118,7 @@ pub(crate) struct Ledger {
     /// Of what they freed, the part in collections whose holders were recorded.
     pub(crate) recorded_bytes: u64,
     pub(crate) holdings: BTreeMap<String, Holding>,
+    pub(crate) sites: Sites,
     /// The newest last.
     pub(crate) recent: VecDeque<Record>,
 }
@@ -96,9 +130,11 @@ static LEDGERS: Mutex<Vec<Ledger>> = Mutex::new(Vec::new());
 struct Current {
     began: Option<Instant>,
     holdings: Option<Vec<Holding>>,
+    /// By device.
+    sites: BTreeMap<usize, Sites>,
 }
 
-static CURRENT: Mutex<Current> = Mutex::new(Current { began: None, holdings: None });
+static CURRENT: Mutex<Current> = Mutex::new(Current { began: None, holdings: None, sites: BTreeMap::new() });
 
 struct Tally {
     bytes: AtomicU64,
@@ -123,21 +159,27 @@ pub(super) fn begin() {
         tally.bytes.store(0, Ordering::Relaxed);
         tally.blocks.store(0, Ordering::Relaxed);
     }
-    *lock(&CURRENT) = Current { began: Some(Instant::now()), holdings: None };
+    *lock(&CURRENT) = Current { began: Some(Instant::now()), ..Current::default() };
 }
 
-/// Counts a free inside a collection. Takes no lock, and needs memory only while somebody listens.
-pub(super) fn count_free(device: usize, bytes: u64, address: impl FnOnce() -> Option<usize>) {
+/// Counts a free inside a collection, of a block that was allocated at `site`, 0 if that is not known. Waits for no
+/// lock, and needs memory only while somebody listens, or with history on.
+pub(super) fn count_free(device: usize, bytes: u64, site: u32, address: impl FnOnce() -> Option<usize>) {
     if let Some(tally) = TALLIES.get(device) {
         tally.bytes.fetch_add(bytes, Ordering::Relaxed);
         tally.blocks.fetch_add(1, Ordering::Relaxed);
+    }
+    if site != 0
+        && let Ok(mut current) = CURRENT.try_lock()
+    {
+        current.sites.entry(device).or_default().entry(site).or_default().add(SiteSum { bytes, blocks: 1 });
     }
     let _ = LISTENING.try_with(|listening| {
         if let Ok(mut listening) = listening.try_borrow_mut()
             && let Some(freed) = &mut *listening
             && let Some(address) = address()
         {
-            freed.push(Freed { address, bytes });
+            freed.push(Freed { address, bytes, site });
         }
     });
 }
@@ -156,7 +198,7 @@ pub(super) fn note_holdings(holdings: Vec<Holding>) {
 
 /// A collection ended: writes it down for the devices that it concerned.
 pub(super) fn end(kind: Option<CollectionKind>, generation: usize, objects: usize, devices: usize) {
-    let Current { began, holdings } = std::mem::take(&mut *lock(&CURRENT));
+    let Current { began, holdings, mut sites } = std::mem::take(&mut *lock(&CURRENT));
     let Some(began) = began else { return };
     let under_pressure = kind == Some(CollectionKind::Gate);
     let elapsed = began.elapsed();
@@ -169,9 +211,16 @@ pub(super) fn end(kind: Option<CollectionKind>, generation: usize, objects: usiz
         let own = |holdings: &Vec<Holding>| {
             holdings.iter().filter(|holding| holding.device == device).cloned().collect()
         };
-        let holdings = holdings.as_ref().map(own);
-        let record =
-            Record { under_pressure, generation, objects, freed_bytes, freed_blocks, elapsed, holdings };
+        let record = Record {
+            under_pressure,
+            generation,
+            objects,
+            freed_bytes,
+            freed_blocks,
+            elapsed,
+            sites: sites.remove(&device).unwrap_or_default(),
+            holdings: holdings.as_ref().map(own),
+        };
         with_ledger(device, |ledger| ledger.add(record));
     }
 }
@@ -185,6 +234,11 @@ impl Ledger {
         if let Some(holdings) = &record.holdings {
             self.recorded_bytes += record.freed_bytes;
             holdings.iter().for_each(|holding| self.add_holding(holding));
+        }
+        for (site, sum) in &record.sites {
+            // The rest goes under 0, as what is not known.
+            let known = self.sites.contains_key(site) || self.sites.len() < MOST_SITES;
+            self.sites.entry(if known { *site } else { 0 }).or_default().add(*sum);
         }
         if self.recent.len() == RECENT {
             self.recent.pop_front();
@@ -204,6 +258,11 @@ impl Ledger {
         sum.blocks += holding.blocks;
         sum.native_bytes += holding.native_bytes;
         sum.cycles += holding.cycles;
+        for (site, bytes) in &holding.sites {
+            if sum.sites.contains_key(site) || sum.sites.len() < MOST_SITES {
+                *sum.sites.entry(*site).or_default() += bytes;
+            }
+        }
     }
 }
 

@@ -34,9 +34,10 @@ use pyo3::types::{PyList, PyTuple};
 use rustc_hash::FxHashMap;
 
 pub(crate) use graph::ObjectGraph;
-pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sum, ledger, reset};
+pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset};
 
 use super::ffi::{self, Ended, Object};
+use super::stacks;
 use crate::runtime::{self, DeviceMemory};
 use graph::References;
 use ledger::Freed;
@@ -95,9 +96,9 @@ struct Explained {
     on_cycle: Vec<(u32, usize)>,
 }
 
-/// What `explain` returns: the address of each storage, its holder, and its references from tensors outside; each holder's
-/// name, path, file, line, and an object on each of its cycles; and objects that were made on the way and refer to what
-/// was explained.
+/// What `explain` returns: the address of each storage, its holder, and its references from tensors outside; each
+/// holder's name, path, file, line, and an object on each of its cycles; and objects that were made on the way and
+/// refer to what was explained.
 type Answer<'py> =
     (Vec<(usize, usize, i64)>, Vec<(String, String, String, u32, Vec<u32>)>, Bound<'py, PyList>);
 
@@ -141,11 +142,18 @@ pub(crate) fn recording() -> (bool, Option<u64>) {
 #[inline]
 pub(crate) fn count_free(device: &DeviceMemory, handle: BlockHandle, bytes: u64) {
     if collecting::kind().is_some() {
-        ledger::count_free(device.index, bytes, || {
+        let site = if device.allocator.is_recording() { device.allocator.block_site(handle) } else { 0 };
+        ledger::count_free(device.index, bytes, site, || {
             let chunk = device.allocator.block(handle).ok()??;
             device.allocator.device().host_address(chunk.address)
         });
     }
+}
+
+/// The stack of a place where memory was allocated, innermost frame first: file, line, function.
+pub(crate) fn frames(site: u32) -> Vec<(String, u32, String)> {
+    let frames = stacks::frames(site).into_iter();
+    frames.map(|frame| (frame.filename.to_string(), frame.line, frame.name.to_string())).collect()
 }
 
 /// A collection begins on this thread: called before the callbacks of others.
@@ -268,7 +276,7 @@ unsafe fn clear_unreachable(saved: Object, explained: &mut Explained) {
         objects.iter().for_each(|object| pyo3::ffi::Py_INCREF(*object));
         ffi::release(saved);
         // No Python code runs between this look and the first object that is cleared.
-        let Some(references) = References::among(&objects, 1, Instant::now() + LOOK_TIMEOUT) else {
+        let Some(references) = References::among(&objects, 1, None) else {
             return objects.iter().for_each(|object| ffi::release(*object));
         };
         let reachable = references.reachable();
@@ -298,7 +306,7 @@ impl Explainer {
             return Some(Explained::default());
         }
         // SAFETY: attached; nothing but the list refers to the objects from outside.
-        let references = unsafe { References::among(&objects, 1, Instant::now() + LOOK_TIMEOUT) }?;
+        let references = unsafe { References::among(&objects, 1, Some(Instant::now() + LOOK_TIMEOUT)) }?;
         let graph = references.into_graph();
         // SAFETY: attached; the list is alive.
         self.explain_graph(py, &unsafe { Bound::from_borrowed_ptr(py, list) }, graph)
@@ -364,10 +372,11 @@ impl Explainer {
         let (_, Some(warn_bytes)) = recording() else { return };
         // SAFETY: attached.
         let py = unsafe { Python::assume_attached() };
-        for Holding { device, holder, bytes, cycles, .. } in
-            holdings.iter().filter(|holding| holding.bytes >= warn_bytes.max(1))
-        {
-            let facts = (device, bytes, cycles, &holder.name, &holder.path, &holder.filename, holder.line);
+        for holding in holdings.iter().filter(|holding| holding.bytes >= warn_bytes.max(1)) {
+            let Holding { device, holder, bytes, cycles, .. } = holding;
+            let frames = holding.main_site().map_or_else(Vec::new, frames);
+            let facts =
+                (device, bytes, cycles, &holder.name, &holder.path, &holder.filename, holder.line, frames);
             let Ok(arguments) = facts.into_pyobject(py) else { continue };
             // SAFETY: attached; the objects are alive. A warning that is turned into an exception is reported as that.
             let ended = unsafe { ffi::call(self.warn.as_ptr(), arguments.as_ptr()) };
@@ -382,7 +391,7 @@ impl Explained {
     /// Counts what came free with a cycle: for the holder of the tensor, or else, if only C++ objects referred to it,
     /// for the holder that the cycle has.
     fn count_freed(&mut self, freed: &[Freed], of_cycle: Option<usize>) {
-        for Freed { address, bytes } in freed {
+        for Freed { address, bytes, site } in freed {
             let device = runtime::device_of(*address);
             // Once: its address may have been handed out and freed again.
             let of_tensor = self.storages.remove(address).map(|(holding, _)| holding);
@@ -390,6 +399,9 @@ impl Explained {
             self.count(holding, device, *bytes);
             if of_tensor.is_none() {
                 self.holdings[holding].native_bytes += bytes;
+            }
+            if *site != 0 {
+                *self.holdings[holding].sites.entry(*site).or_default() += bytes;
             }
         }
     }

@@ -49,16 +49,6 @@ fn compare() {
     }
 }
 
-/// The stacks as what a device's history tells places apart by.
-pub(crate) struct PythonSites;
-
-impl Sites for PythonSites {
-    #[inline]
-    fn current(&self) -> u32 {
-        capture()
-    }
-}
-
 /// The site of the calling thread's Python stack; 0 if it has none, or if it is not known. Never waits or attaches.
 #[inline]
 pub(crate) fn capture() -> u32 {

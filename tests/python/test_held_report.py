@@ -1,0 +1,159 @@
+"""Who holds device memory: by live tracebacks, frozen garbage, and place."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from conftest import FREE_THREADED
+from pressure_tools import MIB, Node, block, memory
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    gc.collect()
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+def fail(batch: torch.Tensor) -> None:
+    local = [batch, block(4 * MIB)]
+    raise ValueError(len(local))
+
+
+def caught(batch: torch.Tensor) -> ValueError:
+    try:
+        fail(batch)
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def test_a_traceback_holds_what_nothing_else_does() -> None:
+    shared = block(2 * MIB)
+    error: ValueError | None = caught(shared)
+    report = memory.held_report()
+    assert report.traceback_bytes == 4 * MIB
+    (holding,) = report.tracebacks
+    assert (holding.name, holding.filename) == ("fail", __file__)
+    assert holding.line == fail.__code__.co_firstlineno + 2
+    assert "4.00 MiB in the locals of fail" in str(report)
+    assert shared is not None
+    del error
+    assert memory.held_report().traceback_bytes == 0
+
+
+def test_a_frame_that_runs_is_no_traceback_s() -> None:
+    local = block(3 * MIB)
+    try:
+        raise ValueError
+    except ValueError:
+        assert memory.held_report().traceback_bytes == 0
+    assert local.numel() == 3 * MIB
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same storage, that does not refer to the first as a view does."""
+    return torch.empty(0, dtype=torch.uint8, device="spyre").set_(tensor)
+
+
+def test_a_shared_storage_is_counted_once_and_only_if_all_of_it_is_held() -> None:
+    shared = [block(4 * MIB)]
+
+    def run() -> None:
+        first, second = shared.pop(), None
+        second = share(first)
+        raise ValueError(len(second))
+
+    outside = share(shared[0])
+    try:
+        run()
+    except ValueError as error:
+        kept = error
+    assert memory.held_report().traceback_bytes == 0
+    del outside
+    assert memory.held_report().traceback_bytes == 4 * MIB
+    del kept
+
+
+def test_objects_between_frame_and_tensor() -> None:
+    class Module:
+        def __init__(self) -> None:
+            self.state = {"weights": [block(4 * MIB)]}
+
+    def run() -> None:
+        module = Module()
+        closure = lambda: module  # noqa: E731
+        raise ValueError(closure)
+
+    try:
+        run()
+    except ValueError as error:
+        error.args = ()
+        kept = error
+    assert memory.held_report().traceback_bytes == 4 * MIB
+    del kept
+
+
+def test_looking_leaves_no_reference() -> None:
+    error = caught(block(MIB))
+    before = memory.memory_allocated()
+    memory.held_report()
+    del error
+    assert memory.memory_allocated() == before - 5 * MIB
+
+
+@pytest.mark.skipif(FREE_THREADED, reason="there is no list of frozen objects without a GIL")
+def test_frozen_garbage_is_told_from_what_is_frozen_and_alive() -> None:
+    gc.disable()
+    try:
+        alive, dead = Node(), Node()
+        alive.tensor, dead.tensor = block(4 * MIB), block(2 * MIB)
+        del dead
+        gc.freeze()
+        report = memory.held_report()
+        assert report.frozen_bytes == 2 * MIB
+        assert "by frozen garbage     2.00 MiB" in str(report)
+        assert alive.tensor.numel() == 4 * MIB
+        gc.unfreeze()
+        gc.collect()
+        assert memory.held_report().frozen_bytes == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not FREE_THREADED, reason="with a GIL it is known")
+def test_frozen_garbage_is_not_known_without_a_gil() -> None:
+    gc.freeze()
+    assert memory.held_report().frozen_bytes is None
+
+
+def test_holders_by_place() -> None:
+    def load() -> list[torch.Tensor]:
+        return [block(MIB) for _ in range(3)]
+
+    memory._record_memory_history()
+    try:
+        kept, more = load(), block(2 * MIB)
+        report = memory.held_report()
+    finally:
+        memory._record_memory_history(enabled=None)
+    assert report.recorded
+    place = next(each for each in report.holders if each.name == "block")
+    assert (place.nbytes, place.blocks) == (5 * MIB, 4)
+    assert place.filename == sys.modules["pressure_tools"].__file__
+    assert report.nbytes == memory.memory_allocated()
+    assert f"5.00 MiB in 4 blocks at {place.filename}:{place.line} (block)" in str(report)
+    del kept, more
+
+
+def test_without_history_the_report_says_how_to_record() -> None:
+    report = memory.held_report()
+    assert not report.recorded
+    assert "_record_memory_history()" in str(report)
