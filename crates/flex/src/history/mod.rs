@@ -1,7 +1,7 @@
 //! History: what happened on a device, and where its live blocks were allocated.
 //!
 //! Off at start, and then a flag that every allocation and free looks at. While it is on, events go into a bounded
-//! [`ring`] that overwrites its oldest entries, and each allocated block gets a [note](notes) that lives as long as it.
+//! `ring` that overwrites its oldest entries, and each allocated block gets a note that lives as long as it.
 //! The core knows places in the program as numbers only; [`Sites`] makes them.
 //!
 //! When things are recorded: an allocation after its placement, on the thread that asked, with the mutex free; a free

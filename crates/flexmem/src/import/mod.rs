@@ -3,9 +3,9 @@
 //! [`import`] looks at the beginning of a file, and hands it to who knows its kind. A file that none knows gets an
 //! error that says what it is. Nothing in a file is ever run.
 //!
-//! - [`kind`]: what a file is, by its first bytes.
-//! - [`pickle`], [`pytorch`]: snapshots of PyTorch; [`page`]: those in a saved page of its viewer.
-//! - [`rmm`], [`minimalloc`], [`chrome`]: logs of others.
+//! - `kind`: what a file is, by its first bytes.
+//! - `pickle`, `pytorch`: snapshots of PyTorch; `page`: those in a saved page of its viewer.
+//! - `rmm`, `minimalloc`, `chrome`: logs of others.
 
 mod bytes;
 mod chrome;
