@@ -30,6 +30,9 @@ FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
 WATCHDOG_SECONDS = 120
 """A test that takes longer has hung: all stacks are dumped and the run ends."""
 
+ALL_SAMPLES_SECONDS = 1200
+"""The same with `--all-samples`: of some operators the CPU's kernel alone takes minutes."""
+
 SCRIPT_SECONDS = 60
 
 SERVER = Path(__file__).parent / "script_server.py"
@@ -54,7 +57,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def watchdog(pytestconfig: pytest.Config) -> Iterator[None]:
-    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=pytestconfig.stash[REAL_STDERR])
+    seconds = ALL_SAMPLES_SECONDS if pytestconfig.getoption("--all-samples") else WATCHDOG_SECONDS
+    faulthandler.dump_traceback_later(seconds, exit=True, file=pytestconfig.stash[REAL_STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 
