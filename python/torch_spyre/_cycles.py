@@ -338,7 +338,7 @@ def _step(
         if held is attributes:
             return "", "attributes"
         name, reading = _key(attributes, held, True)
-        if name:
+        if name or reading:
             return name, reading
     return next((f".{name}" for name, part in _parts(holder) if part is held), ""), None
 
