@@ -319,7 +319,7 @@ def test_an_object_that_revives_itself_lives() -> None:
         press(64 * MIB)
     assert kept[0].me is kept[0]
     assert kept[0].tensor.nbytes == MIB
-    kept.pop().tensor = None  # Without a GIL its cycle outlives the next collections after a failed request.
+    del kept.pop().tensor  # Without a GIL its cycle outlives the next collections after a failed request.
 
 
 def test_a_finalizer_that_removes_our_entries(counters: Counters) -> None:
