@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -60,8 +61,9 @@ def test_a_frame_that_runs_is_no_traceback_s() -> None:
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor with the same storage, that does not refer to the first as a view does."""
-    shared = torch.empty(0, dtype=torch.uint8, device="spyre")
-    return shared.set_(tensor.untyped_storage(), 0, tensor.size(), tensor.stride())
+    source: Any = tensor  # PyTorch's annotations of set_ know storages only.
+    shared: torch.Tensor = torch.empty(0, dtype=torch.uint8, device="spyre").set_(source)
+    return shared
 
 
 def test_a_shared_storage_is_counted_once_and_only_if_all_of_it_is_held() -> None:
