@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the loom models and the shuttle schedules of flex, with the bounds of docs/verification.md.
-# FLEX_MORE_PREEMPTIONS=1 goes deeper with loom, FLEX_SCHEDULES=50000 runs more schedules of each kind.
+# FLEX_MORE_PREEMPTIONS=1 goes deeper with loom, FLEX_SCHEDULES=50000 runs more schedules of each kind,
+# FLEX_SEED=1 others.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
