@@ -1,8 +1,8 @@
 //! shuttle: the whole ladder, allocator included, in random and in PCT schedules, without magazines and with them.
 //!
-//! `FLEX_SCHEDULES` sets how many schedules of each kind a test runs, `FLEX_SEED` which: those of seed 0 unless it is set.
-//! PCT is not fair: once in some ten thousand of its schedules a thread that polls keeps the others from running for
-//! ever, and the checker reports too many steps. Random schedules are fair: one of theirs that does not end is a fault.
+//! `FLEX_SCHEDULES` sets how many schedules of each kind a test runs, `FLEX_SEED` which: those of seed 0 unless it is
+//! set. PCT is not fair: once in some ten thousand of its schedules a thread that polls keeps the others from running
+//! for ever, and the checker reports too many steps. Random schedules are fair: one that does not end is a fault.
 
 use std::cell::Cell;
 use std::sync::Arc;
