@@ -103,7 +103,7 @@ impl FlexAllocator {
     ) -> Result<CompositeAddress, FlexError> {
         let chunks = match self.place_quickly(bytes, directive) {
             Some(placed) => {
-                self.shared.note_allocation(&placed, bytes, None);
+                self.shared.note_allocation(&placed, bytes);
                 Chunks::from_elem(placed, 1)
             }
             None => self.place(bytes, directive)?,
@@ -121,7 +121,7 @@ impl FlexAllocator {
         directive: &AllocationDirective,
     ) -> Result<(BlockHandle, Chunk), FlexError> {
         if let Some(placed) = self.place_quickly(bytes, directive) {
-            self.shared.note_allocation(&placed, bytes, None);
+            self.shared.note_allocation(&placed, bytes);
             return Ok((placed.handle, placed.chunk));
         }
         directive.require_contiguous()?;
@@ -419,12 +419,7 @@ impl FlexAllocator {
         drop(guard);
         aftermath.log(self.device().name(), bytes, placed.is_ok());
         let chunks = placed?;
-        for placed in &chunks {
-            let slack_bytes =
-                self.shared.pending.record(placed.handle.index).map_or(0, |record| record.slack_bytes);
-            let requested_bytes = placed.chunk.size_bytes - u64::from(slack_bytes);
-            self.shared.note_allocation(placed, requested_bytes, Some(site));
-        }
+        chunks.iter().for_each(|placed| self.shared.note_placed(placed, site));
         if self.shared.poison {
             self.poison_fresh(&chunks)?;
         }

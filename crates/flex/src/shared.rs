@@ -245,14 +245,22 @@ impl Shared {
         self.pending.prepare(placed.handle, &arena.record_of(placed.handle));
     }
 
-    /// Records that a block was handed out, if history is on. `site` was found before, or is found here. The mutex is
-    /// free.
+    /// Records that a block was handed out to the calling thread, if history is on. The mutex is free.
     #[inline]
-    pub(crate) fn note_allocation(&self, placed: &Placed, requested_bytes: u64, site: Option<u32>) {
+    pub(crate) fn note_allocation(&self, placed: &Placed, requested_bytes: u64) {
         if self.history.is_on() {
             let Chunk { address, size_bytes, .. } = placed.chunk;
             let block = EventBlock { address, size_bytes, requested_bytes };
-            self.history.record_allocation(placed.handle, block, site);
+            self.history.record_allocation(placed.handle, block, None);
+        }
+    }
+
+    /// As [`note_allocation`](Self::note_allocation), of a block that was found under the mutex, for a request from
+    /// `site`.
+    pub(crate) fn note_placed(&self, placed: &Placed, site: u32) {
+        if let Some(record) = self.history.is_on().then(|| self.pending.record(placed.handle.index)).flatten()
+        {
+            self.history.record_allocation(placed.handle, self.event_block(&record), Some(site));
         }
     }
 
