@@ -22,6 +22,8 @@ class Copies:
         """The copies that require a gradient, in the order in which they were met."""
         self._tensors: dict[int, torch.Tensor] = {}
         self._storages: dict[int, torch.Tensor] = {}
+        self._originals: list[torch.Tensor] = []
+        """Kept, so that no other tensor gets the identity of one that was copied."""
 
     def of(self, value: Any) -> Any:
         """`value` with all tensors in it copied, and with CPU devices and generators exchanged."""
@@ -43,6 +45,7 @@ class Copies:
     def _tensor(self, original: torch.Tensor) -> torch.Tensor:
         known = self._tensors.get(id(original))
         if known is None:
+            self._originals.append(original)
             known = self._copied(original)
             if original.requires_grad:
                 known = known.detach().requires_grad_()
