@@ -55,21 +55,16 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->broadcast(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->broadcast(on_cpu, options); });
     }
 
     WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->allreduce(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->allreduce(on_cpu, options); });
     }
 
     WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->allreduce_coalesced(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors,
+                            [&](auto& on_cpu) { return backend_->allreduce_coalesced(on_cpu, options); });
     }
 
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
@@ -77,9 +72,7 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->reduce(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->reduce(on_cpu, options); });
     }
 
     WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
@@ -152,21 +145,15 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr send(Tensors& tensors, int rank, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->send(on_cpu, rank, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->send(on_cpu, rank, tag); });
     }
 
     WorkPtr recv(Tensors& tensors, int rank, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->recv(on_cpu, rank, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->recv(on_cpu, rank, tag); });
     }
 
     WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->recvAnysource(on_cpu, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->recvAnysource(on_cpu, tag); });
     }
 
     // Between these two calls work is also collected. It starts at once, as always.
@@ -205,6 +192,13 @@ class AliasBackend final : public Backend {
             coalesced_->push_back(work);
         }
         return work;
+    }
+
+    template <typename Arguments, typename Collective>
+    WorkPtr with_aliases(const Arguments& arguments, const Collective& collective) {
+        CollectiveAliases aliases;
+        auto on_cpu = aliases.of(arguments);
+        return work(collective(on_cpu), std::move(aliases));
     }
 
     template <typename Outputs, typename Inputs, typename Collective>
