@@ -68,7 +68,8 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-        return backend_->allreduce_sparse(tensors, options);  // CPU tensors only: spyre has no sparse ones.
+        return with_aliases(tensors,
+                            [&](auto& on_cpu) { return backend_->allreduce_sparse(on_cpu, options); });
     }
 
     WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
@@ -220,7 +221,17 @@ void add_backend(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
                       c10::make_intrusive<AliasBackend>(group->getBackend(c10::kCPU)));
 }
 
+void as_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+
 }  // namespace
+
+// The fallback for sparse tensors would take back what a collective does to its aliases when it begins and
+// not when it is done. PyTorch's kernel for dense tensors of the device asks the backend, which takes both.
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, m) {
+    m.impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&as_dense>());
+}
 
 TORCH_LIBRARY_FRAGMENT(spyre, m) {
     m.def("add_distributed_backend(__torch__.torch.classes.c10d.ProcessGroup group) -> ()", add_backend);
