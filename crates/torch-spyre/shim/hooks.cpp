@@ -44,7 +44,7 @@ class SpyreHooks final : public at::PrivateUse1HooksInterface {
 
     at::Device getDeviceFromPtr(void* data) const override {
         const auto device = static_cast<c10::DeviceIndex>(spyre_rs_device_of(data));
-        TORCH_CHECK(device >= 0, "the address does not belong to a spyre device");
+        TORCH_CHECK(device >= 0, "the address ", data, " does not belong to a spyre device");
         return {kSpyre, device};
     }
 

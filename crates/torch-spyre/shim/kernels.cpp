@@ -24,8 +24,8 @@ namespace {
 // ---- creation
 
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
-    TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided,
-                                "only strided tensors are available on spyre, not ", *layout);
+    TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided, "a tensor of the layout ",
+                                *layout, " cannot be created without its parts on spyre");
     TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
 }
 

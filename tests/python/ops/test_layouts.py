@@ -236,6 +236,11 @@ def test_strided_nested(name: str) -> None:
     assert_same(NESTED[name](DENSE.to("spyre")), NESTED[name](DENSE))
 
 
+def test_a_jagged_tensor_needs_its_parts() -> None:
+    with pytest.raises(NotImplementedError, match="a tensor of the layout Jagged cannot be created without its parts"):
+        torch.empty(2, layout=torch.jagged, device="spyre")
+
+
 def test_gradients_of_strided_nested() -> None:
     def gradient(copies: Copies) -> object:
         leaf: Any = copies.of(DENSE.clone().requires_grad_())
