@@ -9,7 +9,7 @@ use flex_trace::Tables;
 
 use super::answers::Course;
 use super::events::EventTally;
-use super::sites::site;
+use super::sites::name;
 
 /// Parts of the history that are compared.
 const PARTS: usize = 8;
@@ -129,7 +129,7 @@ fn big_step(events: &EventTally, tables: &Tables) -> Option<Course> {
     let failed = events.largest_failure().filter(|failed| failed.size_bytes > rise_bytes / 2);
     let made = Some(events.largest).filter(|made| made.size_bytes > rise_bytes / 2 && rise_bytes > 0);
     let step = failed.or(made)?;
-    Some(Course::OneBigStep { size_bytes: step.size_bytes, rise_bytes, site: site(step.stack, tables) })
+    Some(Course::OneBigStep { size_bytes: step.size_bytes, rise_bytes, site: name(step.stack, tables) })
 }
 
 /// Whether a series goes up, nearly always.

@@ -11,7 +11,7 @@ use super::answers::{
 };
 use super::course::Samples;
 use super::regions::RegionTally;
-use super::sites::{Sites, lines, site};
+use super::sites::{Sites, lines, name};
 
 /// Failed requests that are kept; more are counted.
 const MAX_OUT_OF_MEMORY: usize = 100;
@@ -245,7 +245,7 @@ impl EventTally {
                 reserved_bytes: moment.reserved_bytes,
                 cached_bytes,
                 missing_bytes: usable.map(|usable| requested_bytes.saturating_sub(usable)),
-                site: site(stack, tables),
+                site: name(stack, tables),
                 stack: lines(stack, tables),
             }
         };
