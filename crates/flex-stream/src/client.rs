@@ -59,9 +59,14 @@ impl Client {
         Ok(0)
     }
 
-    /// Sends what the socket takes at once. An error says that the client is gone.
+    /// Sends what the socket takes at once. An error says that the client is gone, also if there was nothing to send.
     pub(crate) fn send(&mut self) -> io::Result<()> {
         let socket = &self.socket;
+        let mut gone = [PollFd::new(socket, PollFlags::empty())];
+        poll(&mut gone, Some(&Timespec::default()))?;
+        if gone[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         self.sink.with_output(|outbox| send_some(socket, outbox))
     }
 

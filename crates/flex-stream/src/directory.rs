@@ -3,8 +3,10 @@
 //! That is what keeps others from connecting, and from putting a socket of theirs where a reader looks for one, so it is
 //! checked by both sides. No lock.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions, symlink_metadata};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,12 +19,35 @@ use crate::StreamError;
 /// Younger sockets are left alone.
 const NEW: Duration = Duration::from_secs(60);
 
-/// `$XDG_RUNTIME_DIR/flexmem`, or `/tmp/flexmem-UID` where that is not set.
+/// `$XDG_RUNTIME_DIR/flexmem`, or `flexmem-UID` in `$TMPDIR` or `/tmp` where that is not set.
 pub fn default_directory() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    match runtime {
+    directory_by(|name| std::env::var_os(name))
+}
+
+/// Where a process of the same user has its socket, if it has one: by our environment, or by the one that the process
+/// was started with.
+pub fn directories_of(process: u32) -> Vec<PathBuf> {
+    let mut directories = vec![default_directory()];
+    if let Ok(environment) = fs::read(format!("/proc/{process}/environ")) {
+        let value = |name: &str| {
+            let mut variables = environment.split(|&byte| byte == 0);
+            let value = variables.find_map(|item| item.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+            value.map(|value| OsString::from_vec(value.to_vec()))
+        };
+        directories.push(directory_by(value));
+    }
+    directories.dedup();
+    directories
+}
+
+fn directory_by(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    match folder("XDG_RUNTIME_DIR") {
         Some(runtime) => runtime.join("flexmem"),
-        None => std::env::temp_dir().join(format!("flexmem-{}", geteuid().as_raw())),
+        None => {
+            let temporary = folder("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+            temporary.join(format!("flexmem-{}", geteuid().as_raw()))
+        }
     }
 }
 
@@ -98,6 +123,18 @@ mod tests {
         prepare(&path).unwrap();
         prepare(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn the_folder_is_where_the_environment_says() {
+        let user = geteuid().as_raw();
+        let by = |runtime: Option<&str>, temporary: Option<&str>| {
+            directory_by(|name| if name == "TMPDIR" { temporary } else { runtime }.map(OsString::from))
+        };
+        assert_eq!(by(Some("/run/user/7"), Some("/scratch")), Path::new("/run/user/7/flexmem"));
+        assert_eq!(by(Some("relative"), Some("/scratch")), Path::new(&format!("/scratch/flexmem-{user}")));
+        assert_eq!(by(None, None), Path::new(&format!("/tmp/flexmem-{user}")));
+        assert_eq!(directories_of(std::process::id()).first(), Some(&default_directory()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! - [`Stream`] is the thread that does it: it drains the histories of the devices and hands the events to the sinks.
 //! - `file` opens the file; [`directory`] is where the socket is, for the user alone.
+//! - [`connect()`] is for readers.
 //! - `sink`: a trace that begins with the blocks that are live, and goes on with events; `client` is one on a socket,
 //!   `names` what it has defined.
 //! - `convert`: events of `flex` as records of `flex_trace`.
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod connect;
 mod convert;
 pub mod directory;
 mod file;
@@ -30,6 +32,7 @@ use std::{fmt, io};
 
 use flex::FlexAllocator;
 
+pub use connect::{ConnectError, connect};
 pub use file::path_of_process;
 pub use stream::Stream;
 

@@ -48,7 +48,8 @@ impl Progress {
 }
 
 impl<W: Write> Sink<W> {
-    /// Begins a trace with the live blocks of all devices.
+    /// Begins a trace: all devices, and then the live blocks of each, with an event at their end that says that this
+    /// was all.
     pub(crate) fn begin(
         output: W,
         producer: &str,
@@ -59,22 +60,26 @@ impl<W: Write> Sink<W> {
         let name = std::process::id().to_string();
         writer.write(&Record::Source(TraceSource { producer, kind: "process", name: &name }))?;
         writer.write(&Record::Clock(ClockOrigin::Unix))?;
+        for source in sources {
+            let details = source.allocator.device();
+            writer.write(&Record::Device(Device {
+                device: source.device,
+                name: Some(details.name()),
+                capacity_bytes: Some(details.capacity_bytes()),
+            }))?;
+        }
         let mut sink = Sink { writer, names: Names::default(), stacks, devices: HashMap::new() };
         for source in sources {
             if let Some(start) = source.start() {
-                sink.device(source, &start)?;
+                sink.baseline(source, &start)?;
             }
         }
         sink.writer.flush()?;
         Ok(sink)
     }
 
-    fn device(&mut self, source: &Source, start: &Start) -> Result<(), WriteError> {
+    fn baseline(&mut self, source: &Source, start: &Start) -> Result<(), WriteError> {
         let device = source.device;
-        let details = source.allocator.device();
-        let capacity_bytes = details.capacity_bytes();
-        let name = Some(details.name());
-        self.writer.write(&Record::Device(Device { device, name, capacity_bytes: Some(capacity_bytes) }))?;
         let reserved_before_bytes = Some(start.regions.iter().map(|region| region.size_bytes).sum());
         self.writer.write(&Record::History(History {
             device,
@@ -83,7 +88,7 @@ impl<W: Write> Sink<W> {
             contradictions: 0,
             baseline_freed: 0,
         }))?;
-        let mut converter = Converter::new(capacity_bytes);
+        let mut converter = Converter::new(source.allocator.device().capacity_bytes());
         for region in &start.regions {
             let base = source.allocator.host_base(region).map_or(region.region_id.0, |base| base as u64);
             converter.note_region(region.region_id, base);
@@ -99,6 +104,8 @@ impl<W: Write> Sink<W> {
                 self.writer.write(&Record::Event(event))?;
             }
         }
+        let taken = Action::SnapshotTaken { reserved_bytes: reserved_before_bytes };
+        self.writer.write(&Record::Event(TraceEvent::new(device, taken)))?;
         self.devices.insert(device, Progress { converter, next: start.next, missing: 0, interrupted: false });
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! - [`info`]: the first questions that people have, answered.
 //! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
 //! - [`report`]: one page that shows a trace in a browser.
+//! - [`watch`]: a running process, from the stream of its history.
 //! - [`cli`]: the command.
 //!
 //! Single-threaded; no lock.
@@ -17,5 +18,6 @@ pub mod info;
 pub mod replay;
 pub mod report;
 pub mod trace_file;
+pub mod watch;
 
 pub use trace_file::TraceFile;

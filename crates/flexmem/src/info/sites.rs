@@ -9,17 +9,28 @@ use super::answers::Holder;
 
 /// Bytes and blocks by stack.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sites(HashMap<Option<StackId>, (u64, u64)>);
+pub(crate) struct Sites(HashMap<Option<StackId>, (u64, u64)>);
 
 impl Sites {
-    pub(super) fn add(&mut self, stack: Option<StackId>, bytes: u64) {
+    pub(crate) fn add(&mut self, stack: Option<StackId>, bytes: u64) {
         let entry = self.0.entry(stack).or_default();
         entry.0 = entry.0.saturating_add(bytes);
         entry.1 += 1;
     }
 
+    /// Takes away what was added.
+    pub(crate) fn remove(&mut self, stack: Option<StackId>, bytes: u64) {
+        if let Some(entry) = self.0.get_mut(&stack) {
+            entry.0 = entry.0.saturating_sub(bytes);
+            entry.1 -= 1;
+            if entry.1 == 0 {
+                self.0.remove(&stack);
+            }
+        }
+    }
+
     /// The largest, by place: stacks that differ only in what PyTorch does inside are one.
-    pub(super) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
+    pub(crate) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
         let mut by_site: HashMap<Option<String>, Holder> = HashMap::new();
         for (&stack, &(bytes, blocks)) in &self.0 {
             let site = site(stack, tables);
@@ -41,7 +52,7 @@ impl Sites {
 
 /// The place in one line: the innermost frame of the program's own Python, or of any Python, or of any
 /// file that is known, or of anything.
-pub(super) fn site(stack: Option<StackId>, tables: &Tables) -> Option<String> {
+pub(crate) fn site(stack: Option<StackId>, tables: &Tables) -> Option<String> {
     let frames = tables.stack(stack?);
     let file = |frame: &FrameId| {
         tables.frame(*frame).and_then(|frame| tables.string(frame.file)).unwrap_or_default()
