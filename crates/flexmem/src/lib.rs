@@ -5,6 +5,7 @@
 //! - [`info`]: the first questions that people have, answered.
 //! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
 //! - [`report`]: one page that shows a trace in a browser.
+//! - [`watch`]: a running process, from the stream of its history.
 //! - `site`: what places in a program are called; [`cli`]: the command.
 //!
 //! Single-threaded; no lock.
@@ -18,5 +19,6 @@ pub mod replay;
 pub mod report;
 mod site;
 pub mod trace_file;
+pub mod watch;
 
 pub use trace_file::TraceFile;

@@ -10,17 +10,28 @@ use crate::site;
 
 /// Bytes and blocks by stack.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sites(HashMap<Option<StackId>, (u64, u64)>);
+pub(crate) struct Sites(HashMap<Option<StackId>, (u64, u64)>);
 
 impl Sites {
-    pub(super) fn add(&mut self, stack: Option<StackId>, bytes: u64) {
+    pub(crate) fn add(&mut self, stack: Option<StackId>, bytes: u64) {
         let entry = self.0.entry(stack).or_default();
         entry.0 = entry.0.saturating_add(bytes);
         entry.1 += 1;
     }
 
+    /// Takes away what was added.
+    pub(crate) fn remove(&mut self, stack: Option<StackId>, bytes: u64) {
+        if let Some(entry) = self.0.get_mut(&stack) {
+            entry.0 = entry.0.saturating_sub(bytes);
+            entry.1 -= 1;
+            if entry.1 == 0 {
+                self.0.remove(&stack);
+            }
+        }
+    }
+
     /// The largest, by place: stacks that differ only in what PyTorch does inside are one.
-    pub(super) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
+    pub(crate) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
         let mut by_place: HashMap<Option<String>, Holder> = HashMap::new();
         for (&stack, &(bytes, blocks)) in &self.0 {
             let place = stack.and_then(|stack| site::place(stack, tables));
@@ -41,7 +52,7 @@ impl Sites {
 }
 
 /// What the place of a stack is called.
-pub(super) fn name(stack: Option<StackId>, tables: &Tables) -> Option<String> {
+pub(crate) fn name(stack: Option<StackId>, tables: &Tables) -> Option<String> {
     site::place(stack?, tables).map(|place| site::brief(&place, tables))
 }
 
