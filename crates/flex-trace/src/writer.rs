@@ -142,6 +142,11 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
+    /// What it writes to. Bytes that are written there by others break the trace.
+    pub fn output_mut(&mut self) -> &mut W {
+        &mut self.output
+    }
+
     /// How many records were appended.
     pub fn records(&self) -> u64 {
         self.records

@@ -1,6 +1,7 @@
 //! [`FlexAllocator`]: the public face of one device's memory.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use crate::address::{Chunk, VirtualAddress};
@@ -300,15 +301,30 @@ impl FlexAllocator {
     /// [`FlexError::Forked`] in a forked child.
     pub fn snapshot_with_events(&self) -> Result<(Vec<RegionSnapshot>, RecordedEvents), FlexError> {
         let (regions, taken) = self.snapshot_blocks()?;
-        Ok((regions, self.shared.history.read(0, taken.unwrap_or(u64::MAX))))
+        Ok((regions, self.shared.history.read(0, taken.start)))
     }
 
-    /// The blocks, and the number of the event that says when they were copied.
-    fn snapshot_blocks(&self) -> Result<(Vec<RegionSnapshot>, Option<u64>), FlexError> {
+    /// As [`snapshot`](Self::snapshot), and the number from which events go on. If other threads allocate meanwhile,
+    /// the blocks may be a few events ahead of that, or behind.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn snapshot_with_position(&self) -> Result<(Vec<RegionSnapshot>, u64), FlexError> {
+        let (regions, taken) = self.snapshot_blocks()?;
+        Ok((regions, taken.end))
+    }
+
+    /// The blocks, and the number of the event that says when they were copied; none, but where it would be, if such
+    /// events are not recorded.
+    fn snapshot_blocks(&self) -> Result<(Vec<RegionSnapshot>, Range<u64>), FlexError> {
         self.with_drained(|state| {
             let history = &self.shared.history;
+            let next = history.next_number();
             let taken = history.is_on().then(|| history.record(EventKind::SnapshotTaken, 0)).flatten();
-            (state.arena.snapshot_with(|index| self.shared.facts_of(index)), taken)
+            (
+                state.arena.snapshot_with(|index| self.shared.facts_of(index)),
+                taken.map_or(next..next, |taken| taken..taken + 1),
+            )
         })
     }
 
@@ -325,6 +341,11 @@ impl FlexAllocator {
     /// Whether anything is recorded.
     pub fn is_recording(&self) -> bool {
         self.shared.history.is_on()
+    }
+
+    /// The number of the next event, also while nothing is recorded. Takes no lock.
+    pub fn next_event(&self) -> u64 {
+        self.shared.history.next_number()
     }
 
     /// The recorded events from the number `from` on: 0 for all, [`RecordedEvents::next`] for those since. Takes no

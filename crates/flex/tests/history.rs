@@ -384,3 +384,34 @@ fn the_recorder_may_be_changed_while_threads_allocate() {
     allocator.record_history(None).unwrap();
     check(&allocator, 0);
 }
+
+#[test]
+fn a_reader_can_tell_one_recording_from_the_next() {
+    let allocator = allocator(64 * KIB);
+    assert_eq!((allocator.next_event(), allocator.events(0).unwrap().recordings), (0, 0));
+    for recordings in 1..3 {
+        allocator.record_history(Some(options())).unwrap();
+        drop(allocate(&allocator, 1000).unwrap());
+        let next = allocator.next_event();
+        assert_eq!(allocator.events(next).unwrap().recordings, recordings);
+        allocator.record_history(Some(HistoryOptions { clear: true, ..options() })).unwrap();
+        assert_eq!(allocator.events(0).unwrap().recordings, recordings, "changed, and not begun");
+        allocator.record_history(None).unwrap();
+        assert_eq!(allocator.events(0).unwrap().recordings, recordings, "ended, and not begun");
+        assert_eq!(allocator.next_event(), next, "numbers go on");
+    }
+}
+
+#[test]
+fn a_snapshot_says_where_events_go_on() {
+    let allocator = recording(64 * KIB);
+    let kept = allocate(&allocator, 1000).unwrap();
+    let (regions, next) = allocator.snapshot_with_position().unwrap();
+    assert_eq!(regions[0].blocks.iter().filter(|block| block.occupied).count(), 1);
+    drop(kept);
+    let after = allocator.events(next).unwrap().events;
+    assert!(matches!(after[..], [Event { kind: EventKind::Freed(_), .. }]), "{after:?}");
+    let without = EventKinds::SNAPSHOT_TAKEN;
+    allocator.record_history(Some(HistoryOptions { without, ..options() })).unwrap();
+    assert_eq!(allocator.snapshot_with_position().unwrap().1, allocator.next_event());
+}

@@ -5,7 +5,8 @@
 //! - [`info`]: the first questions that people have, answered.
 //! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
 //! - [`report`]: one page that shows a trace in a browser.
-//! - [`cli`]: the command.
+//! - [`watch`]: a running process, from the stream of its history.
+//! - `site`: what places in a program are called; [`cli`]: the command.
 //!
 //! Single-threaded; no lock.
 
@@ -16,6 +17,8 @@ pub mod import;
 pub mod info;
 pub mod replay;
 pub mod report;
+mod site;
 pub mod trace_file;
+pub mod watch;
 
 pub use trace_file::TraceFile;

@@ -78,6 +78,8 @@ struct Control {
     left: Vec<(u32, u64)>,
     /// How much that was in rings that are no longer among those.
     lost: u64,
+    /// How often recording has begun.
+    recordings: u64,
 }
 
 /// What the flags say.
@@ -178,6 +180,7 @@ impl History {
             let _ = self.rings[index].set(ring);
         }
         self.clock.get_or_init(Clock::start);
+        control.recordings += u64::from(!self.is_on());
         self.change_ring(control, index, options.clear || !self.is_on());
         control.most = most.into();
         self.without.store(options.without.bits(), Ordering::Relaxed);
@@ -213,7 +216,7 @@ impl History {
             }
         }
         if forget {
-            *control = Control { first: ring.next(), ..Control::default() };
+            *control = Control { first: ring.next(), recordings: control.recordings, ..Control::default() };
         }
     }
 
@@ -264,8 +267,11 @@ impl History {
     /// The events from one number to before another. The process is no forked child.
     pub(crate) fn read(&self, from: u64, until: u64) -> RecordedEvents {
         let control = self.lock();
+        let recordings = control.recordings;
         let ring = self.current().filter(|_| self.is_on());
-        let Some(ring) = ring else { return RecordedEvents { next: from, ..Default::default() } };
+        let Some(ring) = ring else {
+            return RecordedEvents { next: from, recordings, ..Default::default() };
+        };
         let until = until.min(ring.next());
         let from = from.max(control.first).min(until);
         // What is older than what is shown is as good as overwritten.
@@ -275,10 +281,16 @@ impl History {
         lost += ring.read(first, until, |sequence, words| {
             events.extend(Entry::from_words(words).event(sequence));
         });
+        let late = control.lost + control.left.iter().map(|&left| self.late_in(left)).sum::<u64>();
         if from == control.first {
-            lost += control.lost + control.left.iter().map(|&left| self.late_in(left)).sum::<u64>();
+            lost += late;
         }
-        RecordedEvents { events, lost, next: until }
+        RecordedEvents { events, lost, next: until, late, recordings }
+    }
+
+    /// The number of the next event, also while nothing is recorded.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.current().map_or(0, Ring::next)
     }
 
     /// How many events threads have recorded in a ring after it was left.

@@ -64,4 +64,9 @@ pub struct RecordedEvents {
     pub lost: u64,
     /// The number of the first event that was not looked at.
     pub next: u64,
+    /// How many events threads have written into rings that were left, since events were last forgotten. They have no
+    /// numbers, and are part of `lost` for who reads from the beginning.
+    pub late: u64,
+    /// How often recording has begun. What happened between two recordings is in none.
+    pub recordings: u64,
 }

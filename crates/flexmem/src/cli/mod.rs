@@ -11,6 +11,7 @@ mod replay;
 mod report;
 mod size;
 mod text;
+mod watch;
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
@@ -38,7 +39,8 @@ struct Arguments {
 }
 
 const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or is not what it should be; 2 wrong \
-                           arguments; 3 the memory given does not serve the trace (replay, plan).";
+                           arguments; 3 the memory given does not serve the trace (replay, plan); 4 there is no such \
+                           process, 5 it does not stream its history, 6 it is another user's (watch).";
 
 /// A file could not be read, or is not what it should be.
 const FAILED: u8 = 1;
@@ -58,6 +60,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Write a page that shows the memory over time, the regions and who held what, for any browser
     Report(report::Arguments),
+    /// Watch a running process: what is live, who holds it, what ran out
+    Watch(watch::Arguments),
     /// Print completions for a shell
     Completions {
         /// The shell.
@@ -92,6 +96,7 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Replay(arguments) => replay::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Report(arguments) => report::run(arguments),
+        Command::Watch(arguments) => watch::run(arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "flexmem", &mut script);

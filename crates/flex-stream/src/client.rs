@@ -1,0 +1,107 @@
+//! Somebody who has connected to the socket, and reads as fast as they like.
+//!
+//! What they have not read yet waits here, up to a limit. Beyond that their events are left out, and counted. Nothing
+//! waits for them: the socket is written only as far as it takes bytes at once. No lock.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use flex_trace::WriteError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, send};
+
+use crate::sink::Sink;
+use crate::source::Batch;
+
+/// How long a client has, at the end, to read what is left.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How long one that reads nothing is waited for, so that one that is stopped does not keep a program from ending.
+const STALLED: Duration = Duration::from_millis(50);
+
+/// What a client has not read yet.
+#[derive(Default)]
+pub(crate) struct Outbox(VecDeque<u8>);
+
+impl Write for Outbox {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A connected client.
+pub(crate) struct Client {
+    socket: UnixStream,
+    sink: Sink<Outbox>,
+    /// Bytes that may wait.
+    room_bytes: usize,
+}
+
+impl Client {
+    pub(crate) fn new(socket: UnixStream, sink: Sink<Outbox>, room_bytes: usize) -> Self {
+        Client { socket, sink, room_bytes }
+    }
+
+    /// Hands a device's events over, or leaves them out if there is no room. Returns how many were left out.
+    pub(crate) fn append(&mut self, device: u32, batch: &Batch) -> Result<u64, WriteError> {
+        if self.waiting_bytes() > self.room_bytes {
+            return Ok(self.sink.omit(device, batch));
+        }
+        self.sink.append(device, batch)?;
+        self.sink.flush()?;
+        Ok(0)
+    }
+
+    /// Sends what the socket takes at once. An error says that the client is gone, also if there was nothing to send.
+    pub(crate) fn send(&mut self) -> io::Result<()> {
+        let socket = &self.socket;
+        let mut gone = [PollFd::new(socket, PollFlags::empty())];
+        poll(&mut gone, Some(&Timespec::default()))?;
+        if gone[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.sink.with_output(|outbox| send_some(socket, outbox))
+    }
+
+    /// Ends the trace, and sends what the client goes on reading.
+    pub(crate) fn finish(self) -> Result<(), WriteError> {
+        let deadline = Instant::now() + GOODBYE;
+        let mut outbox = self.sink.finish()?;
+        loop {
+            send_some(&self.socket, &mut outbox)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if outbox.0.is_empty() || left.is_zero() {
+                return Ok(());
+            }
+            let patience = Timespec::try_from(left.min(STALLED)).ok();
+            let room = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], patience.as_ref());
+            if room.map_err(io::Error::from)? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waiting_bytes(&mut self) -> usize {
+        self.sink.with_output(|outbox| outbox.0.len())
+    }
+}
+
+fn send_some(socket: &UnixStream, outbox: &mut Outbox) -> io::Result<()> {
+    while !outbox.0.is_empty() {
+        // The program may not have turned SIGPIPE off.
+        match send(socket, outbox.0.as_slices().0, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => drop(outbox.0.drain(..sent)),
+            Err(rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! `flexmem watch`: a running process, in the terminal, as lines, or as JSON.
+//!
+//! - `screen`: the picture that a terminal shows; `lines`: what another output gets.
+
+mod lines;
+mod screen;
+
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use flex_stream::ConnectError;
+
+use self::screen::Screen;
+use super::FAILED;
+use crate::watch::answers::Moment;
+use crate::watch::{Connection, State, View};
+
+/// There is no such process.
+const NO_SUCH_PROCESS: u8 = 4;
+
+/// The process does not stream its history.
+const NO_STREAM: u8 = 5;
+
+/// The process is another user's.
+const OTHER_USER: u8 = 6;
+
+/// How long a process has to tell what is live.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Watch a running process.
+///
+/// The process has to stream its history: TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, or
+/// torch.spyre.memory._record_memory_history(stream_socket=True) while it runs. Only its user may watch it.
+///
+/// In a terminal it shows a picture, elsewhere a line for each device and interval. Ends with the process; ^C ends
+/// it earlier, and the process does not notice.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The number of the process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    process: u32,
+    /// Print JSON, one object in a line for each interval
+    #[arg(long)]
+    json: bool,
+    /// Show what is known now, and end
+    #[arg(long)]
+    once: bool,
+    /// Seconds from one look to the next
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// How many entries lists have
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.05..=86_400.0).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected seconds from 0.05 to 86400, such as 0.5".to_owned())
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let connection = match Connection::open(arguments.process) {
+        Ok(connection) => connection,
+        Err(error) => return Ok(refused(&error)),
+    };
+    let watch = Watch {
+        arguments,
+        view: View::new(arguments.process),
+        connection,
+        output: Output::new(arguments),
+        began: Instant::now(),
+    };
+    if arguments.once { watch.once() } else { watch.until_the_end() }
+}
+
+/// Says why a process cannot be watched, and what would help.
+fn refused(error: &ConnectError) -> ExitCode {
+    eprintln!("flexmem: {error}");
+    ExitCode::from(match error {
+        ConnectError::NoSuchProcess { .. } => NO_SUCH_PROCESS,
+        ConnectError::OtherUser { .. } => OTHER_USER,
+        ConnectError::NoStream { .. } => {
+            eprintln!(
+                "Start it with TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, or let it call \
+                 torch.spyre.memory._record_memory_history(stream_socket=True)."
+            );
+            NO_STREAM
+        }
+        _ => FAILED,
+    })
+}
+
+struct Watch<'a> {
+    arguments: &'a Arguments,
+    view: View,
+    connection: Connection,
+    output: Output,
+    began: Instant,
+}
+
+impl Watch<'_> {
+    fn once(mut self) -> anyhow::Result<ExitCode> {
+        let view = &mut self.view;
+        self.connection.records_until(self.began + PATIENCE, |record| {
+            view.play(record);
+            if view.is_known() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        anyhow::ensure!(
+            self.view.is_known(),
+            "process {} has not said within {} seconds what is live",
+            self.arguments.process,
+            PATIENCE.as_secs()
+        );
+        self.look(false)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn until_the_end(mut self) -> anyhow::Result<ExitCode> {
+        let mut next = self.began;
+        loop {
+            next = (next + self.arguments.interval).max(Instant::now());
+            let view = &mut self.view;
+            let state = self.connection.records_until(next, |record| {
+                view.play(record);
+                ControlFlow::Continue(())
+            })?;
+            // Until all that is live was told, figures would be too small.
+            if self.view.is_known() || state != State::Open {
+                self.look(state != State::Open)?;
+            }
+            match state {
+                State::Open => {}
+                State::Ended => return Ok(ExitCode::SUCCESS),
+                State::Broken => {
+                    let process = self.arguments.process;
+                    eprintln!(
+                        "flexmem: the stream of process {process} broke off: it was killed, or let us go"
+                    );
+                    return Ok(ExitCode::SUCCESS);
+                }
+            }
+            self.synchronize()?;
+        }
+    }
+
+    fn look(&mut self, ended: bool) -> io::Result<()> {
+        let elapsed_s = (self.began.elapsed().as_secs_f64() * 1e3).round() / 1e3;
+        let moment = self.view.look(elapsed_s, self.arguments.top, ended);
+        self.output.show(&moment)
+    }
+
+    /// Begins anew if events were lost, unless the process has just ended its stream: then the next look says so.
+    fn synchronize(&mut self) -> anyhow::Result<()> {
+        if !self.view.is_uncertain() {
+            return Ok(());
+        }
+        match Connection::open(self.arguments.process) {
+            Ok(connection) => {
+                self.connection = connection;
+                self.view.synchronize();
+                Ok(())
+            }
+            Err(ConnectError::NoSuchProcess { .. } | ConnectError::NoStream { .. }) => Ok(()),
+            Err(error) => Err(error).context("events were lost, and the watch cannot begin anew"),
+        }
+    }
+}
+
+/// Where moments go.
+enum Output {
+    Json,
+    /// Everything that is known, once.
+    Page,
+    Lines(lines::Lines),
+    Screen(Screen),
+}
+
+impl Output {
+    fn new(arguments: &Arguments) -> Output {
+        match arguments {
+            Arguments { json: true, .. } => Output::Json,
+            Arguments { once: true, .. } => Output::Page,
+            _ if io::stdout().is_terminal() => Output::Screen(Screen::new(arguments.interval)),
+            _ => Output::Lines(lines::Lines::default()),
+        }
+    }
+
+    fn show(&mut self, moment: &Moment) -> io::Result<()> {
+        let text = match self {
+            Output::Screen(screen) => return screen.show(moment),
+            Output::Json => serde_json::to_string(moment)? + "\n",
+            Output::Page => screen::page(moment),
+            Output::Lines(lines) => lines.of(moment),
+        };
+        let mut output = io::stdout().lock();
+        output.write_all(text.as_bytes())?;
+        output.flush()
+    }
+}
