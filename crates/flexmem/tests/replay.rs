@@ -31,39 +31,14 @@ struct Followed {
     reserved_bytes: u64,
 }
 
-/// What happened on one device of a sample.
-fn actions(name: &str, device: u32) -> Vec<Action> {
+/// What happened on one device of a file.
+fn actions(path: &Path, device: u32) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut keep = |record: &Record<'_>, _: &_| match record {
         Record::Event(event) if event.device == device => actions.push(event.action),
         _ => {}
     };
-    TraceFile::open(&sample(name)).unwrap().each(&mut keep).unwrap();
-    actions
-}
-
-/// What happened in a trace of the benchmarks, which is of the same sample before its history was cut to make it small.
-fn actions_of_text(name: &str) -> Vec<Action> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/data/snapshots").join(name);
-    let text = std::fs::read_to_string(path).unwrap();
-    let (mut actions, mut addresses, stream) = (Vec::new(), Vec::new(), 0);
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let number = |index: usize| words[index].parse::<u64>().unwrap();
-        actions.push(match words[0] {
-            "map" => {
-                let (size_bytes, address) = (number(1), number(3).into());
-                Action::RegionAcquired { address, size_bytes, stream, mapped: true }
-            }
-            "allocate" => {
-                let (size_bytes, address) = (number(2), number(4).into());
-                addresses.push(address);
-                Action::Allocated { address, size_bytes, rounded_bytes: None, stream }
-            }
-            "free" => Action::Freed { address: addresses[number(1) as usize], size_bytes: 0 },
-            other => panic!("{other}"),
-        });
-    }
+    TraceFile::open(path).unwrap().each(&mut keep).unwrap();
     actions
 }
 
@@ -103,7 +78,7 @@ fn follow(actions: &[Action], mut model: CachingAllocator) -> Followed {
 
 #[test]
 fn the_model_follows_a_real_trace_block_by_block() {
-    let found = follow(&actions("complete_trace.pickle", 0), CachingAllocator::new(1 << 40));
+    let found = follow(&actions(&sample("complete_trace.pickle"), 0), CachingAllocator::new(1 << 40));
     let (segments, allocations, live) = (9, 36, 10);
     let reserved_bytes = 3_781_165_056;
     assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
@@ -112,19 +87,22 @@ fn the_model_follows_a_real_trace_block_by_block() {
 /// Device 1 ran full: memory moved from holes to the end of the segment, and then a request was refused.
 #[test]
 fn the_model_follows_segments_that_grow_block_by_block() {
-    let name = "expandable_oom_four_devices.pickle";
+    let file = sample("expandable_oom_four_devices.pickle");
     let model = |memory_bytes| CachingAllocator::with_segments(memory_bytes, Segments::Expandable);
-    let found = follow(&actions(name, 2), model(80 << 30));
+    let found = follow(&actions(&file, 2), model(80 << 30));
     let (segments, allocations, live, reserved_bytes) = (78, 392, 186, 21_883_781_120);
     assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
 
-    let found = follow(&actions_of_text("expandable_oom_four_devices.device-0.txt"), model(80 << 30));
+    // The same sample before the history of device 0 was cut, to make it small.
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../benches/data/snapshots/expandable_oom_four_devices.trace");
+    let found = follow(&actions(&whole, 0), model(80 << 30));
     let (segments, allocations, live, reserved_bytes) = (175, 2434, 2434 - 1918, 8_541_700_096);
     assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
 
     let reserved_bytes = 84_202_749_952;
     // What was reserved when the request was refused, and what the device had free then.
-    let found = follow(&actions(name, 1), model(reserved_bytes + 95_682_560));
+    let found = follow(&actions(&file, 1), model(reserved_bytes + 95_682_560));
     let (segments, returned, allocations, live, refused) = (40, 6, 199, 24, 1);
     assert_eq!(found, Followed { segments, returned, allocations, live, refused, reserved_bytes });
 }
