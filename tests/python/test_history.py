@@ -130,6 +130,7 @@ def exhaust() -> int:
 
 @pytest.mark.usefixtures("recording")
 def test_the_viewers_open_a_snapshot() -> None:
+    tensor()  # So that there is a segment, also when this test runs alone.
     before = memory._snapshot()
     kept = tensor()
     exhaust()
@@ -153,18 +154,14 @@ def test_the_viewers_open_a_snapshot() -> None:
 
 
 @pytest.mark.usefixtures("recording")
-def test_the_viewers_command_line_and_our_reader_open_a_dumped_file(tmp_path: Path) -> None:
+def test_the_viewers_command_line_opens_a_dumped_file(tmp_path: Path) -> None:
     kept = tensor()
     file = tmp_path / "snapshot.pickle"
     memory._dump_snapshot(file)
-    for module, arguments, expected in (
-        ("torch.cuda._memory_viz", ["trace", str(file)], "entries"),
-        ("torch_spyre.memory_snapshots", [str(file)], "device 0"),
-    ):
-        command = [sys.executable, "-m", module, *arguments]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        assert shown.returncode == 0, shown.stderr
-        assert expected in shown.stdout, shown.stdout
+    command = [sys.executable, "-m", "torch.cuda._memory_viz", "trace", str(file)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "entries" in shown.stdout, shown.stdout
     assert pickle.loads(file.read_bytes())["device_traces"][0]
     del kept
 
