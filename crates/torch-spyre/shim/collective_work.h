@@ -43,6 +43,25 @@ class CollectiveAliases {
         return aliases;
     }
 
+    // The same in one dimension, if `tensor` is contiguous. Collectives of whole tensors are about memory,
+    // but gloo asks for shapes; torch gives other backends those that NCCL takes.
+    at::Tensor flat_of(const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.is_privateuseone() || !tensor.is_contiguous()) {
+            return of(tensor);
+        }
+        pairs_.emplace_back(cpu_alias(tensor).view({-1}), tensor);
+        return pairs_.back().first;
+    }
+
+    Tensors flat_of(const Tensors& tensors) {
+        Tensors aliases;
+        aliases.reserve(tensors.size());
+        for (const auto& tensor : tensors) {
+            aliases.push_back(flat_of(tensor));
+        }
+        return aliases;
+    }
+
     bool empty() const { return pairs_.empty(); }
 
     at::Tensor device_tensor(const at::Tensor& result) const {
@@ -119,6 +138,27 @@ class AliasWork final : public c10d::Work {
   private:
     const WorkPtr work_;
     const CollectiveAliases aliases_;
+};
+
+// Work that was done before it was returned.
+class FinishedWork final : public c10d::Work {
+  public:
+    FinishedWork(c10d::OpType type, Tensors tensors) : c10d::Work(-1, type), tensors_(std::move(tensors)) {}
+
+    bool isCompleted() override { return true; }
+    bool isSuccess() const override { return true; }
+    bool wait(std::chrono::milliseconds) override { return true; }
+    void synchronize() override {}
+    Tensors result() override { return tensors_; }
+
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+        auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+        future->markCompleted(c10::IValue(tensors_));
+        return future;
+    }
+
+  private:
+    const Tensors tensors_;
 };
 
 // The works of a coalesced block: done when all are.

@@ -6,12 +6,15 @@
 // The aliases keep the memory alive until the work is done; results and futures name the spyre tensors.
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "aliases.h"
 #include "collective_work.h"
 #include "device.h"
+#include "layouts.h"
 
 namespace spyre {
 namespace {
@@ -61,6 +64,9 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+        if (std::any_of(tensors.begin(), tensors.end(), [](const auto& each) { return is_sparse(each); })) {
+            return allreduce_sparse(tensors, options);
+        }
         CollectiveAliases aliases;
         auto on_cpu = aliases.of(tensors);
         return work(backend_->allreduce(on_cpu, options), std::move(aliases));
@@ -72,8 +78,19 @@ class AliasBackend final : public Backend {
         return work(backend_->allreduce_coalesced(on_cpu, options), std::move(aliases));
     }
 
+    // A sparse tensor has other parts afterwards, which it takes over from its alias. So this waits for the
+    // end; gloo has a deadline.
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-        return backend_->allreduce_sparse(tensors, options);  // CPU tensors only: spyre has no sparse ones.
+        Aliases aliases;
+        Tensors on_cpu;
+        for (const auto& tensor : tensors) {
+            on_cpu.push_back(tensor.is_privateuseone()
+                                 ? aliases.of(c10::MaybeOwned<at::Tensor>::borrowed(tensor), true)
+                                 : tensor);
+        }
+        backend_->allreduce(on_cpu, options)->wait();
+        aliases.write_back();
+        return work(c10::make_intrusive<FinishedWork>(c10d::OpType::ALLREDUCE, tensors), {});
     }
 
     WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
@@ -89,7 +106,7 @@ class AliasBackend final : public Backend {
 
     WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                             const c10d::AllgatherOptions& options) override {
-        return with_aliases(output, input, [&](auto& to, auto& from) {
+        return with_flat_aliases(output, input, [&](auto& to, auto& from) {
             return backend_->_allgather_base(to, from, options);
         });
     }
@@ -103,7 +120,7 @@ class AliasBackend final : public Backend {
 
     WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& options) override {
-        return with_aliases(outputs, inputs, [&](auto& to, auto& from) {
+        return with_flat_aliases(outputs, inputs, [&](auto& to, auto& from) {
             return backend_->allgather_into_tensor_coalesced(to, from, options);
         });
     }
@@ -127,14 +144,14 @@ class AliasBackend final : public Backend {
 
     WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                  const c10d::ReduceScatterOptions& options) override {
-        return with_aliases(output, input, [&](auto& to, auto& from) {
+        return with_flat_aliases(output, input, [&](auto& to, auto& from) {
             return backend_->_reduce_scatter_base(to, from, options);
         });
     }
 
     WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                             const c10d::ReduceScatterOptions& options) override {
-        return with_aliases(outputs, inputs, [&](auto& to, auto& from) {
+        return with_flat_aliases(outputs, inputs, [&](auto& to, auto& from) {
             return backend_->reduce_scatter_tensor_coalesced(to, from, options);
         });
     }
@@ -215,6 +232,14 @@ class AliasBackend final : public Backend {
         return work(collective(to, from), std::move(aliases));
     }
 
+    template <typename Outputs, typename Inputs, typename Collective>
+    WorkPtr with_flat_aliases(const Outputs& outputs, const Inputs& inputs, const Collective& collective) {
+        CollectiveAliases aliases;
+        auto to = aliases.flat_of(outputs);
+        auto from = aliases.flat_of(inputs);
+        return work(collective(to, from), std::move(aliases));
+    }
+
     const c10::intrusive_ptr<Backend> backend_;
     std::mutex coalescing_;  // Held for a moment, while nothing else is called.
     std::optional<std::vector<WorkPtr>> coalesced_;
@@ -226,7 +251,16 @@ void add_backend(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
                       c10::make_intrusive<AliasBackend>(group->getBackend(c10::kCPU)));
 }
 
+// Left to the fallback, the CPU's kernel would change an alias after the fallback has looked at it.
+void allreduce_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, m) {
+    m.impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&allreduce_sparse>());
+}
 
 TORCH_LIBRARY_FRAGMENT(spyre, m) {
     m.def("add_distributed_backend(__torch__.torch.classes.c10d.ProcessGroup group) -> ()", add_backend);

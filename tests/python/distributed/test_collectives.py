@@ -56,6 +56,33 @@ def all_reduce_coalesced(rank: int, device: str) -> Any:
     return tensors
 
 
+def all_reduce_of_sparse(rank: int, device: str) -> Any:
+    results = []
+    for asynchronous in (False, True):
+        tensor = torch.sparse_coo_tensor(torch.tensor([[rank, rank + 1]]), torch.tensor([1.0, 2.0]), (4,)).to(device)
+        work = dist.all_reduce(tensor, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+            results += [each.to_dense() for each in work.get_future().wait()]
+        results.append(tensor.to_dense())
+    return results
+
+
+def shapes_of_whole_tensors(rank: int) -> None:
+    stacked, row = torch.zeros(2, 4, device="spyre"), torch.zeros(1, 8, device="spyre")
+    dist.all_gather_into_tensor(stacked, mine(rank, "spyre"))
+    dist.all_gather_into_tensor(row, mine(rank, "spyre").view(2, 2))
+    assert stacked.view(1, 8).tolist() == row.tolist() == [[0, 1, 2, 3, 10, 11, 12, 13]]
+    part = torch.zeros(4, device="spyre")
+    dist.reduce_scatter_tensor(part, row)
+    assert part.tolist() == [each * 2 for each in row[0].tolist()[4 * rank : 4 * rank + 4]]
+
+
+def test_shapes_of_whole_tensors(ranks: Ranks) -> None:
+    """Gathering and scattering whole tensors takes the shapes that NCCL takes."""
+    ranks.run(shapes_of_whole_tensors)
+
+
 def broadcast(rank: int, device: str) -> Any:
     tensor = mine(rank, device)
     dist.broadcast(tensor, 1)
@@ -155,6 +182,7 @@ COLLECTIVES: list[Collective] = [
     all_reduce_of_types,
     all_reduce_of_a_part,
     all_reduce_coalesced,
+    all_reduce_of_sparse,
     broadcast,
     reduce,
     all_gather,
