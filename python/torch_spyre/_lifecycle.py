@@ -15,7 +15,16 @@ from typing import NoReturn, cast
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from torch_spyre import _autograd_workers, _binary, _data_parallel, _dlpack, _processes, _safetensors
+from torch_spyre import (
+    _autograd_workers,
+    _binary,
+    _data_parallel,
+    _dlpack,
+    _fake_tensors,
+    _flop_counter,
+    _processes,
+    _safetensors,
+)
 from torch_spyre._core_api import Core
 
 _lock = threading.Lock()
@@ -99,7 +108,7 @@ def _register() -> None:
         _core, _failure = None, error.with_traceback(None)
     else:
         device_module._publish_submodules()
-        for extension in (_data_parallel, _dlpack, _processes, _safetensors):
+        for extension in (_data_parallel, _dlpack, _fake_tensors, _flop_counter, _processes, _safetensors):
             extension.install()
         distributed.register()
 

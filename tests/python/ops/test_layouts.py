@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import unittest
 from collections import Counter
 from collections.abc import Callable
@@ -211,6 +213,21 @@ def test_quantized_moves_between_devices(quantize: Callable[[torch.Tensor], torc
     assert moved.device.type == "spyre"
     assert torch.equal(moved.int_repr().cpu(), on_cpu.int_repr())
     assert torch.equal(moved.cpu(), on_cpu)
+
+
+@pytest.mark.parametrize("quantize", [per_tensor, per_channel])
+def test_quantized_is_saved_and_copied(quantize: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    on_spyre = quantize(DENSE.to("spyre"))
+    stream = io.BytesIO()
+    torch.save(on_spyre, stream)
+    for location in ("spyre", "cpu"):
+        stream.seek(0)
+        loaded = torch.load(stream, map_location=location)
+        assert loaded.device.type == location
+        assert torch.equal(loaded.cpu(), quantize(DENSE))
+    copied = copy.deepcopy(on_spyre)
+    assert_same(copied, quantize(DENSE))
+    assert copied.data_ptr() != on_spyre.data_ptr()
 
 
 NESTED: dict[str, Callable[[torch.Tensor], object]] = {
