@@ -11,17 +11,16 @@ import collections
 import contextlib
 import functools
 import os
-import sysconfig
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torch_spyre._libraries import Frame, is_installed, own_frame
 from torch_spyre._lifecycle import core, lazy_init
 
 if TYPE_CHECKING:
@@ -38,13 +37,6 @@ _CONTAINERS = (
 _TORCH: Any = torch._C  # Its stubs leave out what is used of it here.
 
 _LONGEST_PATH = 12
-
-_LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(torch.__file__).parents[1]),
-    "<",
-)
-"""What the files of Python and of installed packages begin with."""
 
 _MODULE_DICTIONARIES = frozenset({"_modules", "_parameters", "_buffers"})
 
@@ -110,14 +102,9 @@ def warn(
     warnings.warn_explicit(text, CycleWarning, filename or "<unknown>", line, registry=_SHOWN)
 
 
-Frame: TypeAlias = tuple[str, int, str]
-"""File, line and function."""
-
-
 def place(frames: Sequence[Frame]) -> str:
-    """The place that a stack, innermost frame first, stands for: its innermost frame in the program itself."""
-    own = (frame for frame in frames if not frame[0].startswith(_LIBRARIES))
-    filename, line, name = next(own, frames[0])
+    """The place that a stack, innermost frame first, stands for; see `own_frame`."""
+    filename, line, name = own_frame(frames)
     return f"{shown(filename, line)} in {name}"
 
 
@@ -276,7 +263,7 @@ def definition(owner: Any) -> tuple[str, int]:
 def is_library(owner: Any) -> bool:
     """Whether an owner is defined by Python or an installed package, rather than by the program."""
     filename, _ = definition(owner)
-    return not filename or filename.startswith(_LIBRARIES)
+    return not filename or is_installed(filename)
 
 
 class _Made:

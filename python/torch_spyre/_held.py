@@ -8,7 +8,6 @@ that nobody else refers to. No code of the objects' classes runs, and no referen
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 import types
@@ -58,8 +57,6 @@ class TracebackHolding:
 def install() -> None:
     """Tells the extension whom to ask when a request fails."""
     core().set_traceback_finder(hint)
-    packages = (torch.__file__, __file__)
-    core().set_library_folders([os.path.dirname(file or "") + os.sep for file in packages])
 
 
 def hint(device: int, timeout_s: float) -> tuple[str | None, bool]:

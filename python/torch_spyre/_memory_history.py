@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
+from torch_spyre._arguments import checked_int
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 
@@ -67,10 +68,7 @@ def _record(
         raise ValueError(f"context={context!r}: expected 'state', 'alloc', 'all' or None")
     if stacks not in _STACKS:
         raise ValueError(f"stacks={stacks!r}: expected 'python' or 'all'")
-    if isinstance(max_entries, bool) or not isinstance(max_entries, int):
-        raise TypeError(f"max_entries={max_entries!r} is not an int; expected a number of events, at least 0")
-    if max_entries < 0:
-        raise ValueError(f"max_entries={max_entries}: expected a number of events, at least 0")
+    checked_int("max_entries", max_entries, "a number of events", 0)
     unsupported = {
         "compile_context": compile_context,
         "global_record_annotations": global_record_annotations,
