@@ -58,7 +58,7 @@ pub(crate) struct Blocker {
 /// Surveys a device's tensor memory; `None` in a forked child.
 pub(crate) fn survey(device: &DeviceMemory) -> Option<Survey> {
     let recorded = device.allocator.is_recording();
-    let mut regions = device.allocator.snapshot().ok()?;
+    let mut regions = device.allocator.regions().ok()?;
     regions.retain(|region| region.memory_type == MemoryType::Tensor);
     let freed_allocations = device.allocator.statistics().ok()?.allocation.freed;
     let mut frames: HashMap<u32, Option<Frame>> = HashMap::new();

@@ -34,7 +34,7 @@ pub(crate) fn set_traceback_finder(finder: Py<PyAny>) {
 #[pyfunction]
 pub(crate) fn live_blocks(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let allocator = &device(index)?.allocator;
-    let regions = allocator.snapshot().map_err(runtime_error)?;
+    let regions = allocator.regions().map_err(runtime_error)?;
     let sizes = PyDict::new(py);
     for region in &regions {
         let base = allocator.host_base(region).unwrap_or_default() as u64;
