@@ -119,6 +119,11 @@ _SHOWN: dict[Any, Any] = {}
 """Warnings that were shown; the filters of `warnings` say which are shown again."""
 
 
+def sayable(text: str) -> str:
+    """A text as UTF-8 can say it: half surrogate pairs, which names of files and others may have, are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def human(nbytes: int) -> str:
     """A size as the out-of-memory error prints it."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
@@ -169,14 +174,15 @@ class _Holders:
 
     def described(self, made: _Made) -> list[_Described]:
         return [
-            (
-                full_name(self.objects[holder]),
-                cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made),
-                *definition(self.objects[holder]),
-                list(cycles.values()),
-            )
+            self._described(holder, list(cycles.values()), made)
             for holder, cycles in zip(self.first, self.cycles, strict=True)
         ]
+
+    def _described(self, holder: int, on_cycles: list[int], made: _Made) -> _Described:
+        name = full_name(self.objects[holder])
+        path = cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made)
+        filename, line = definition(self.objects[holder])
+        return sayable(name), sayable(path), sayable(filename), line, on_cycles
 
 
 def explain(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_spyre._cycles import human, storage_of
+from torch_spyre._cycles import human, sayable, storage_of
 from torch_spyre._lifecycle import core
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def hint(device: int, timeout_s: float) -> tuple[str | None, bool]:
     if total == 0:
         return None, complete
     at_least = "" if complete else "at least "
-    return f"A live traceback holds {at_least}{human(total)}: {holdings[0]}; it is free when the exception is.", True
+    text = f"A live traceback holds {at_least}{human(total)}: {holdings[0]}; it is free when the exception is."
+    return sayable(text), True
 
 
 def traceback_holdings(device: int, timeout_s: float) -> tuple[list[TracebackHolding], bool]:

@@ -15,16 +15,19 @@ from torch_spyre._lifecycle import core
 Frame: TypeAlias = tuple[str, int, str]
 """File, line and function."""
 
-PYTORCH = tuple(os.path.join(os.path.dirname(file or ""), "") for file in (torch.__file__, __file__))
+PYTORCH = (
+    *(os.path.join(os.path.dirname(file or ""), "") for file in (torch.__file__, __file__)),
+    "<eval_with_key>",  # What torch.fx generates.
+)
 """What the files of PyTorch and of this package begin with."""
 
 INSTALLED = (
     *PYTORCH,
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(torch.__file__).parents[1]),
-    "<",
+    "<frozen ",
 )
-"""What the files of Python and of all installed packages begin with."""
+"""What the files of Python and of all installed packages begin with. Programs may come from `<stdin>` or `<string>`."""
 
 
 def install() -> None:

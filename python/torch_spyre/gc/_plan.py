@@ -147,6 +147,13 @@ def _readings(device: DeviceLike) -> Device:
     )
 
 
+def _is_group(group: object) -> bool:
+    """Whether `torch.distributed.new_group` may have returned it; to who is not in the group it returns a mark."""
+    if not distributed.is_available():
+        return False
+    return isinstance(group, distributed.ProcessGroup) or group == distributed.GroupMember.NON_GROUP_MEMBER
+
+
 def planned(
     *,
     warmup_steps: int = 3,
@@ -203,4 +210,6 @@ def planned(
     if group is not None and not synchronize:
         raise ValueError("group is for plans with synchronize=True; this one has synchronize=False")
     checked_int("agree_every", agree_every, "a number of steps", 1)
+    if group is not None and not _is_group(group):
+        raise TypeError(f"group={group!r} is not a process group; expected what torch.distributed.new_group returns")
     return Plan(limits, device, synchronize, group, agree_every)

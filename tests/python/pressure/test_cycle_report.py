@@ -287,3 +287,25 @@ def test_a_size_that_is_none(value: Any) -> None:
         memory.record_cycles(warn_bytes=value)
     with pytest.raises(TypeError, match="enabled=1 is not a bool"):
         memory.record_cycles(1)
+
+
+@pytest.mark.usefixtures("history")
+def test_names_that_utf8_cannot_say() -> None:
+    """A file name of other bytes comes with half surrogate pairs; they are escaped, as in stacks."""
+    code = """
+class Leak:
+    def __init__(self):
+        self.me, self.tensor = self, block()
+Leak()
+"""
+    memory.record_cycles(warn_bytes=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(code, "/gone/\udcff日本.py", "exec"), {"block": block, "__name__": "other\udcff"})
+        press(64 * MIB)
+    holder = only_holder()
+    assert (holder.name, holder.filename) == ("other\\udcff.Leak", "/gone/\\udcff日本.py")
+    assert (holder.freed_bytes, holder.path) == (MIB, "Leak.me → Leak")
+    assert [frame[0] for frame in holder.frames[1:3]] == [holder.filename] * 2
+    assert "through other\\udcff.Leak" in str(caught[0].message)
+    assert str(memory.cycle_report()).encode()

@@ -343,7 +343,9 @@ impl Explainer {
         };
         // SAFETY: attached, and the result is a new reference.
         let answer = unsafe { Bound::from_owned_ptr(py, answer) };
-        let (storages, holders, made): Answer<'_> = answer.extract().ok()?;
+        let answer: PyResult<Answer<'_>> = answer.extract();
+        let report = |error: PyErr| error.write_unraisable(py, None);
+        let (storages, holders, made) = answer.map_err(report).ok()?;
         // SAFETY: attached; both lists are alive.
         unsafe { ffi::extend_list(list.as_ptr(), made.as_ptr()) };
         let mut explained = Explained::default();
