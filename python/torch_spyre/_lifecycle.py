@@ -82,8 +82,9 @@ def _load() -> None:
 
 
 def _explain_failures() -> None:
-    from torch_spyre import _cycles, _held  # They use core().
+    from torch_spyre import _cycles, _held, _libraries  # They use core().
 
+    _libraries.install()
     _cycles.install()
     _held.install()
 
