@@ -57,7 +57,6 @@ rustdoc --edition 2024 --test docs/lock_ordering.md \
     -L dependency=target/debug/deps --extern flex=target/debug/libflex.rlib
 
 say "Documents: the outputs of commands (make docs-examples writes them)"
-cargo build --quiet --release --package flexmem
 .venv/bin/python scripts/doc_examples.py --check
 
 scripts/models.sh

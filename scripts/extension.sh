@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the extension module and puts it where Python finds it.
+# Builds the extension module and puts it where Python finds it, and the command flexmem beside Python.
 #
 #   extension.sh            the release build, placed in python/torch_spyre, which .venv sees (an editable install)
 #   extension.sh checked    the build with debug assertions (lock ranks, accounting), placed with a copy of the
@@ -8,6 +8,9 @@
 # Builds for interpreters with a GIL and for a free-threaded one lie side by side: they have other names. The latter
 # use no stable ABI, which CPython does not have there. One for another PyTorch ($TORCH_SPYRE_TORCH) would have the same
 # name: it gets a copy of the package too, in python under cargo's folder.
+#
+# The command knows no Python: all environments of the checkout have a copy of one build of it, made with the release
+# build of the extension.
 #
 # What a running program may have loaded, or be about to, is replaced by rename, never overwritten or taken away.
 set -euo pipefail
@@ -57,6 +60,14 @@ copy_package() {
     find "$copy" -mindepth 1 -type d -empty -delete
 }
 
+# install_command: builds flexmem and puts it into the environment. maturin wants a folder for programs, which only the
+# wheel needs.
+install_command() {
+    mkdir -p "$root/target/wheel/scripts"
+    cargo build --release --package flexmem --bin flexmem --target-dir "$root/target"
+    put "$root/target/release/flexmem" "$venv/bin/flexmem"
+}
+
 # install_editable FOLDER: the metadata makes `import torch` find the device (an entry point), the path file makes the
 # package in FOLDER importable.
 install_editable() {
@@ -71,6 +82,7 @@ install_editable() {
     info=$packages/$info
     echo make >"$info/INSTALLER"
     (cd "$packages" && find "$(basename "$info")" torch_spyre_flex.pth -type f -printf '%p,,\n') >"$info/RECORD"
+    echo ../../../bin/flexmem,, >>"$info/RECORD"
     touch "$info"
 }
 
@@ -95,6 +107,7 @@ release)
         copy_package "$package"
     fi
     place release "$package/torch_spyre"
+    install_command
     install_editable "$package"
     ;;
 checked)

@@ -85,7 +85,7 @@ class Script:
 RunScript = Callable[..., Script]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_script() -> RunScript:
     """Runs Python code in a fresh interpreter, with environment variables on top of the current ones."""
 

@@ -1,6 +1,6 @@
 """Several devices: each has its own memory, guards, streams and random numbers, and only copies join them.
 
-The number of devices is read when the device is first used, so each test is a script in a process of its own.
+The number of devices is read when torch is imported, so each test is a script in a process of its own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 //! - [`replay`]: a trace on FlexAllocator, and on a model of PyTorch's caching allocator.
 //! - [`report`]: one page that shows a trace in a browser.
 //! - [`watch`]: a running process, from the stream of its history.
-//! - [`cli`]: the command.
+//! - `site`: what places in a program are called; [`cli`]: the command.
 //!
 //! Single-threaded; no lock.
 
@@ -17,6 +17,7 @@ pub mod import;
 pub mod info;
 pub mod replay;
 pub mod report;
+mod site;
 pub mod trace_file;
 pub mod watch;
 

@@ -2,7 +2,7 @@
 //
 // Simulated device memory is host-addressable, so a CPU kernel can work on it directly: an alias is a CPU
 // tensor with the same bytes, sizes, strides, quantizer, and lazy conjugation and negation. Its storage keeps
-// the spyre storage alive. Sparse tensors, which have no bytes of their own, are in layouts.h.
+// the spyre storage alive. Sparse tensors, which have no bytes of their own, are in sparse.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

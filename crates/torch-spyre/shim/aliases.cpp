@@ -6,7 +6,7 @@
 #include "alias.h"
 #include "alias_pool.h"
 #include "allocator.h"
-#include "layouts.h"
+#include "sparse.h"
 
 namespace spyre {
 namespace {

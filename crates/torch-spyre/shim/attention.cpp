@@ -82,6 +82,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& bias, std::array<bool, 4> grad_input_mask, const at::Tensor& output,
     const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&, int64_t, int64_t, double dropout,
     bool causal, const at::Tensor&, const at::Tensor&, std::optional<double> scale) {
+    check_same_device({grad_output, query, key, value, bias, output, logsumexp});
     const BelowAutograd scope;
     const auto mask = bias.defined() ? std::optional(cpu_alias_if_spyre(bias)) : std::nullopt;
     const auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(

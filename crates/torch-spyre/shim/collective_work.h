@@ -1,4 +1,8 @@
 // What a collective on spyre tensors returns: the work of another backend on their aliases.
+//
+// Dense results are in the spyre tensors' memory as soon as the other backend has written them. A sparse
+// tensor gets other indices and values, so its result is copied when the work is done, before anyone hears of
+// that.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +11,7 @@
 #include <vector>
 
 #include "alias.h"
+#include "sparse.h"
 
 namespace spyre {
 
@@ -21,7 +26,7 @@ class CollectiveAliases {
         if (!tensor.defined() || !tensor.is_privateuseone()) {
             return tensor;
         }
-        pairs_.emplace_back(cpu_alias(tensor), tensor);
+        pairs_.emplace_back(is_sparse(tensor) ? sparse_alias(tensor) : cpu_alias(tensor), tensor);
         return pairs_.back().first;
     }
 
@@ -44,6 +49,24 @@ class CollectiveAliases {
     }
 
     bool empty() const { return pairs_.empty(); }
+
+    bool any_sparse() const {
+        return std::any_of(pairs_.begin(), pairs_.end(),
+                           [](const auto& pair) { return is_sparse(pair.second); });
+    }
+
+    // Gives sparse tensors copies of what the collective gave their aliases.
+    void write_back() const {
+        for (const auto& [alias, tensor] : pairs_) {
+            if (is_sparse(tensor)) {
+                auto parts = parts_of(alias);
+                for (auto& part : parts) {
+                    part = copy_to_spyre(part, tensor.device().index());
+                }
+                change_sparse(tensor, alias, parts);
+            }
+        }
+    }
 
     at::Tensor device_tensor(const at::Tensor& result) const {
         for (const auto& [alias, tensor] : pairs_) {
@@ -77,6 +100,14 @@ class CollectiveAliases {
     }
 
   private:
+    static at::Tensor sparse_alias(const at::Tensor& tensor) {
+        auto parts = parts_of(tensor);
+        for (auto& part : parts) {
+            part = cpu_alias(part);
+        }
+        return sparse_like(tensor, parts);
+    }
+
     std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
 };
 
@@ -84,21 +115,41 @@ class CollectiveAliases {
 class AliasWork final : public c10d::Work {
   public:
     AliasWork(WorkPtr work, CollectiveAliases aliases)
-        : c10d::Work(-1, work->retrieveOpType()), work_(std::move(work)), aliases_(std::move(aliases)) {}
+        : c10d::Work(-1, work->retrieveOpType()), work_(std::move(work)), aliases_(std::move(aliases)) {
+        if (C10_UNLIKELY(aliases_.any_sparse())) {
+            written_back_ = translated_future();
+        }
+    }
 
-    bool isCompleted() override { return work_->isCompleted(); }
-    bool isSuccess() const override { return work_->isSuccess(); }
-    std::exception_ptr exception() const override { return work_->exception(); }
+    bool isCompleted() override {
+        return work_->isCompleted() && (!written_back_ || written_back_->completed());
+    }
+    bool isSuccess() const override {
+        return work_->isSuccess() && (!written_back_ || !written_back_->hasError());
+    }
+    std::exception_ptr exception() const override {
+        return written_back_ && written_back_->hasError() ? written_back_->exception_ptr()
+                                                          : work_->exception();
+    }
     int sourceRank() const override { return work_->sourceRank(); }
-    void synchronize() override { work_->synchronize(); }
-    bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
     void abort() override { work_->abort(); }
     float getDuration() const override { return work_->getDuration(); }
     uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
     c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
 
+    void synchronize() override {
+        work_->synchronize();
+        check_written_back();
+    }
+
+    bool wait(std::chrono::milliseconds timeout) override {
+        const bool done = work_->wait(timeout);
+        check_written_back();
+        return done;
+    }
+
     // The work is done on the host, and so is complete for every stream when it is complete.
-    void blockCurrentStream() override { work_->wait(); }
+    void blockCurrentStream() override { wait(kNoTimeout); }
 
     Tensors result() override {
         Tensors tensors = work_->result();
@@ -109,16 +160,33 @@ class AliasWork final : public c10d::Work {
     }
 
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-        const auto future = work_->getFuture();
-        // value() throws what the collective threw, which makes it the error of the new future.
-        return future->then(
-            [aliases = aliases_](c10::ivalue::Future& done) { return aliases.device_value(done.value()); },
-            future->elementType());
+        return written_back_ ? written_back_ : translated_future();
     }
 
   private:
+    c10::intrusive_ptr<c10::ivalue::Future> translated_future() const {
+        const auto future = work_->getFuture();
+        // value() throws what the collective threw, which makes it the error of the new future.
+        return future->then(
+            [aliases = aliases_](c10::ivalue::Future& done) {
+                auto value = aliases.device_value(done.value());
+                aliases.write_back();
+                return value;
+            },
+            future->elementType());
+    }
+
+    // Throws what kept a sparse result from being copied, such as a full device. The copy was made on the
+    // thread that finished the work, before the work was called done.
+    void check_written_back() const {
+        if (C10_UNLIKELY(written_back_ != nullptr)) {
+            written_back_->waitAndThrow();
+        }
+    }
+
     const WorkPtr work_;
     const CollectiveAliases aliases_;
+    c10::intrusive_ptr<c10::ivalue::Future> written_back_;  // Only if a tensor is sparse.
 };
 
 // The works of a coalesced block: done when all are.

@@ -103,7 +103,7 @@ at::Tensor& set_to_part_of_storage(at::Tensor& self, c10::Storage source, int64_
 }
 
 // Whether `tensor.data = other` may replace the one by the other, also where they are on different devices.
-// torch asks when a module is moved: it then keeps the parameters that optimisers and tied layers refer to.
+// torch asks when a module is moved: it then keeps the parameters that optimizers and tied layers refer to.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
     const auto plain = [](const at::Tensor& tensor) {
         return tensor.key_set().has(c10::DispatchKey::Dense) &&

@@ -55,31 +55,25 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->broadcast(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->broadcast(on_cpu, options); });
     }
 
     WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->allreduce(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->allreduce(on_cpu, options); });
     }
 
     WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->allreduce_coalesced(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors,
+                            [&](auto& on_cpu) { return backend_->allreduce_coalesced(on_cpu, options); });
     }
 
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-        return backend_->allreduce_sparse(tensors, options);  // CPU tensors only: spyre has no sparse ones.
+        return with_aliases(tensors,
+                            [&](auto& on_cpu) { return backend_->allreduce_sparse(on_cpu, options); });
     }
 
     WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->reduce(on_cpu, options), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->reduce(on_cpu, options); });
     }
 
     WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
@@ -152,21 +146,15 @@ class AliasBackend final : public Backend {
     }
 
     WorkPtr send(Tensors& tensors, int rank, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->send(on_cpu, rank, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->send(on_cpu, rank, tag); });
     }
 
     WorkPtr recv(Tensors& tensors, int rank, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->recv(on_cpu, rank, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->recv(on_cpu, rank, tag); });
     }
 
     WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-        CollectiveAliases aliases;
-        auto on_cpu = aliases.of(tensors);
-        return work(backend_->recvAnysource(on_cpu, tag), std::move(aliases));
+        return with_aliases(tensors, [&](auto& on_cpu) { return backend_->recvAnysource(on_cpu, tag); });
     }
 
     // Between these two calls work is also collected. It starts at once, as always.
@@ -207,6 +195,13 @@ class AliasBackend final : public Backend {
         return work;
     }
 
+    template <typename Arguments, typename Collective>
+    WorkPtr with_aliases(const Arguments& arguments, const Collective& collective) {
+        CollectiveAliases aliases;
+        auto on_cpu = aliases.of(arguments);
+        return work(collective(on_cpu), std::move(aliases));
+    }
+
     template <typename Outputs, typename Inputs, typename Collective>
     WorkPtr with_aliases(const Outputs& outputs, const Inputs& inputs, const Collective& collective) {
         CollectiveAliases aliases;
@@ -226,7 +221,17 @@ void add_backend(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
                       c10::make_intrusive<AliasBackend>(group->getBackend(c10::kCPU)));
 }
 
+void as_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+
 }  // namespace
+
+// The fallback for sparse tensors would take back what a collective does to its aliases when it begins and
+// not when it is done. PyTorch's kernel for dense tensors of the device asks the backend, which takes both.
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, m) {
+    m.impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&as_dense>());
+}
 
 TORCH_LIBRARY_FRAGMENT(spyre, m) {
     m.def("add_distributed_backend(__torch__.torch.classes.c10d.ProcessGroup group) -> ()", add_backend);

@@ -57,6 +57,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptionalTensor& grad
     if (!present(grad_hy) && !present(grad_cy)) {
         return {};
     }
+    check_same_device({grad_hy.value_or(Tensor()), grad_cy.value_or(Tensor()), cx, cy, workspace});
     const BelowAutograd scope;
     const auto device = cx.device().index();
     const auto gates = cpu_alias(workspace).chunk(4, 1);
@@ -98,6 +99,7 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hid
 // Returns the gradients of input gates, hidden gates, hx, input bias and hidden bias.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy,
                                                                      const Tensor& workspace, bool has_bias) {
+    check_same_device({grad_hy, workspace});
     const BelowAutograd scope;
     const auto device = grad_hy.device().index();
     const auto saved = cpu_alias(workspace).chunk(5, 1);

@@ -1,6 +1,6 @@
 // The C ABI between the Rust core and the C++ shim. Nothing may unwind across it in either direction.
 //
-// `spyre_rs_*` are implemented in Rust (src/torch_abi.rs), `spyre_shim_*` in the shim. Sizes are bytes.
+// `spyre_rs_*` are implemented in Rust (src/torch_abi), `spyre_shim_*` in the shim. Sizes are bytes.
 #pragma once
 
 #include <cstddef>

@@ -11,9 +11,11 @@ from torch.nn import functional
 
 from compile.conftest import compiled_as_cpu, same
 
-A = torch.randn(33, 70)
-B = torch.randn(70)
-IMAGE = torch.randn(2, 3, 12, 14)
+GENERATOR = torch.Generator().manual_seed(0)
+
+A = torch.randn(33, 70, generator=GENERATOR)
+B = torch.randn(70, generator=GENERATOR)
+IMAGE = torch.randn(2, 3, 12, 14, generator=GENERATOR)
 
 
 def test_pointwise_and_views() -> None:

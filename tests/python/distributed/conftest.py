@@ -49,6 +49,11 @@ class Ranks:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        # The group's timeout is also that of joining it, and interpreters may start seconds apart.
+        for rank in range(SIZE):
+            self.answer(rank)
+        for pipe in self.pipes:
+            pipe.send("join")
 
     def answers(self, function: Callable[..., object], *arguments: object) -> list[Any]:
         """What `function(rank, *arguments)` returned or raised, a RankError, on each rank."""
@@ -85,8 +90,12 @@ class Ranks:
 
 
 def serve(pipe: Connection, rank: int, rendezvous: str, backend: str | None, timeout_seconds: float) -> None:
-    """A rank: joins the group, then runs what it is sent until the pipe is closed."""
+    """A rank: says that it has started, joins the group when it is told to, then runs what it is sent until the pipe is
+    closed.
+    """
     torch.set_num_threads(1)
+    pipe.send("started")
+    pipe.recv()
     torch.distributed.init_process_group(
         backend,
         init_method=rendezvous,

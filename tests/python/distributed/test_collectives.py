@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from conftest import assert_same
 from distributed.conftest import RankError, Ranks
+from pressure_tools import MIB, block, fits
 
 dist: Any = torch.distributed
 """Not all that is used here is in PyTorch's annotations."""
@@ -54,6 +56,25 @@ def all_reduce_coalesced(rank: int, device: str) -> Any:
     tensors = [mine(rank, device), mine(rank, device, 7)]
     dist.all_reduce_coalesced(tensors)
     return tensors
+
+
+def sparse(rank: int, device: str) -> Tensor:
+    """Of rows that both have, rows that one has, and rows that none has."""
+    indices = torch.tensor([[0, 2 + rank]], device=device)
+    return torch.sparse_coo_tensor(indices, mine(rank, device).view(2, 2), (5, 2))
+
+
+def all_reduce_of_sparse(rank: int, device: str) -> Any:
+    tensors = [sparse(rank, device) for _ in range(3)]
+    dist.all_reduce(tensors[0])
+    dist.all_reduce(tensors[1], async_op=True).wait()
+    work = dist.all_reduce(tensors[2], async_op=True)
+    future = work.get_future()
+    future.wait()
+    work.wait()
+    assert work.is_completed()
+    assert work.result()[0].device.type == device
+    return [each.to_dense() for each in (*tensors, future.value()[0])], [each._nnz() for each in tensors]
 
 
 def broadcast(rank: int, device: str) -> Any:
@@ -155,6 +176,7 @@ COLLECTIVES: list[Collective] = [
     all_reduce_of_types,
     all_reduce_of_a_part,
     all_reduce_coalesced,
+    all_reduce_of_sparse,
     broadcast,
     reduce,
     all_gather,
@@ -230,6 +252,29 @@ def check_memory_lives_as_long_as_the_work(rank: int) -> None:
 
 def test_memory_lives_as_long_as_the_work(ranks: Ranks) -> None:
     ranks.run(check_memory_lives_as_long_as_the_work)
+
+
+def check_sparse_on_a_full_device(rank: int) -> None:
+    reduced = sparse(rank, "spyre")
+    live: list[Tensor] = []
+    if rank == 1:
+        gc.collect()
+        for nbytes in (MIB, MIB >> 6, 128):
+            while fits(nbytes):
+                live.append(block(nbytes))
+    work = dist.all_reduce(reduced, async_op=True)
+    if rank == 1:
+        with pytest.raises(torch.OutOfMemoryError, match="spyre out of memory"):
+            work.wait()
+        assert not work.is_success()
+    else:
+        work.wait()
+        assert reduced._nnz() == 3
+
+
+@pytest.mark.pressure
+def test_a_sparse_result_that_does_not_fit_is_an_out_of_memory_error(ranks: Ranks) -> None:
+    ranks.run(check_sparse_on_a_full_device)
 
 
 def check_objects(rank: int) -> None:

@@ -192,11 +192,12 @@ def test_a_rank_that_leaves_is_noticed(ranks: Ranks, fail: bool) -> None:
     assert "torch.distributed.algorithms.Join" in stays
 
 
-TIMEOUT_SECONDS = 2
-"""Of the group below. What is asserted is that there is an error, not how long it took."""
+TIMEOUT_SECONDS = 5
+"""Of the group below, also for making it. What is asserted is that there is an error, not how long it took."""
 
 
 def steps_alone(rank: int) -> str:
+    dist.barrier()
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
     if rank == 1:
         return "never entered"

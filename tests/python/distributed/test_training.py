@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from typing import Any
@@ -82,6 +83,33 @@ def check_ddp(rank: int, options: dict[str, Any], hook: bool) -> None:
 )
 def test_ddp(ranks: Ranks, options: dict[str, Any], hook: bool) -> None:
     ranks.run(check_ddp, options, hook)
+
+
+def lookups(embedding: nn.Module, rank: int, device: str) -> Tensor:
+    """A loss of a row that both ranks look up, and one that only this one does."""
+    rows: Tensor = embedding(torch.tensor([0, 1 + rank], device=device))
+    return rows.square().sum()
+
+
+def check_sparse_gradients(rank: int) -> None:
+    reference = nn.Embedding.from_pretrained(torch.linspace(-1, 1, 12).view(4, 3), freeze=False, sparse=True)
+    ours = copy.deepcopy(reference).to("spyre")
+    wrapped = nn.parallel.DistributedDataParallel(ours)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, ours)]
+    for _ in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.stack([lookups(reference, each, "cpu") for each in range(2)]).mean().backward()
+        lookups(wrapped, rank, "spyre").backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert ours.weight.grad is not None
+    assert ours.weight.grad.layout == torch.sparse_coo
+    torch.testing.assert_close(ours.weight.detach().cpu(), reference.weight.detach())
+
+
+def test_ddp_with_sparse_gradients(ranks: Ranks) -> None:
+    ranks.run(check_sparse_gradients)
 
 
 def sharded(**options: Any) -> nn.Sequential:

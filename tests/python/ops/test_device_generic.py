@@ -155,11 +155,5 @@ def test_the_device_has_its_tests() -> None:
     assert issubclass(made[0], unittest.TestCase)
     assert made[0].get_primary_device.__func__.__qualname__.startswith("PrivateUse1TestBase")
     names = [name for name in dir(made[0]) if name.startswith("test_")]
-    for kind in (
-        "schema",
-        "thorough_fake",
-        "errors",
-        "module",
-        "optimizer",
-    ):
+    for kind in ("schema", "thorough_fake", "errors", "module", "optimizer"):
         assert any(name.startswith(f"test_{kind}_") for name in names), kind

@@ -18,6 +18,15 @@ INDEX = torch.tensor([0, 1])
 INDICES = torch.zeros(3, 3, dtype=torch.int64)
 SCALAR = torch.tensor(2.0)
 
+
+def gradient_of_attention(gradient: torch.Tensor, each: torch.Tensor) -> object:
+    operator = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward
+    wanted = [True, True, True, False]
+    return operator(
+        gradient, each, each, each, None, wanted, each, each[0], INDEX, INDEX, 3, 3, 0.0, False, INDEX, INDEX
+    )
+
+
 # Each is given a tensor of ones on the device.
 REJECTED: dict[str, Callable[[torch.Tensor], object]] = {
     "bmm": lambda s: torch.bmm(s[None], C[None]),
@@ -62,6 +71,11 @@ REJECTED: dict[str, Callable[[torch.Tensor], object]] = {
     "attention with a mask": lambda s: functional.scaled_dot_product_attention(
         s[None, None], s[None, None], s[None, None], C
     ),
+    "gradient of an LSTM cell": lambda s: torch.ops.aten._thnn_fused_lstm_cell_backward_impl(
+        C, None, s, s, s.repeat(1, 4), True
+    ),
+    "gradient of a GRU cell": lambda s: torch.ops.aten._thnn_fused_gru_cell_backward(s, C.repeat(1, 5), True),
+    "gradient of attention": lambda s: gradient_of_attention(C[None, None], s[None, None]),
     "dot": lambda s: torch.dot(s[0], C[0]),
     "stft": lambda s: torch.stft(torch.ones(64, device="spyre"), 16, window=torch.ones(16), return_complex=True),
 }

@@ -169,15 +169,15 @@ fn course(course: &Course, lines: &mut Lines) {
     match course {
         Course::Unknown => {}
         Course::Steady => lines.add("course", "steady: up and down around the same level"),
-        Course::OneBigStep { size_bytes, rise_bytes, site } => lines.add(
-            "course",
-            format_args!(
-                "one big step: {}, where all else rose to {}{}",
-                size(*size_bytes),
-                size(*rise_bytes),
-                by(site)
-            ),
-        ),
+        Course::OneBigStep { size_bytes, is_failed, rise_bytes, site } => {
+            let (step, rise, by) = (size(*size_bytes), size(*rise_bytes), by(site));
+            if *is_failed {
+                lines.add("course", format_args!("one big step: {step}{by}, refused after a rise of {rise}"));
+            } else {
+                lines
+                    .add("course", format_args!("one big step: {step}{by}, of a rise of {rise} to the peak"));
+            }
+        }
         Course::Growing { from_bytes, to_bytes, sites } => {
             lines.add(
                 "course",

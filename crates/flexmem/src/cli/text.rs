@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use humansize::{BINARY, FormatSizeOptions, format_size};
 
 use crate::info::answers::Holder;
+use crate::site::NO_STACK;
 
 /// A size, as people say it: `1.50 GiB`.
 pub(super) fn size(bytes: u64) -> String {
@@ -66,7 +67,7 @@ impl Lines {
     /// Who holds memory, the largest first.
     pub(super) fn holders(&mut self, label: &str, holders: &[Holder]) {
         for (index, holder) in holders.iter().enumerate() {
-            let site = holder.site.as_deref().unwrap_or("(no stack recorded)");
+            let site = holder.site.clone().unwrap_or_else(|| format!("({NO_STACK})"));
             let label = if index == 0 { label } else { "" };
             let (bytes, blocks) = (size(holder.bytes), count(holder.blocks, "block"));
             self.add(label, format_args!("{bytes:>11}  {blocks:>12}  {site}"));

@@ -250,11 +250,13 @@ pub enum Course {
     Unknown,
     /// It went up and down around the same level.
     Steady,
-    /// One allocation was most of the rise to the peak, or the request that failed was larger than all that rose.
+    /// One block was more than half of the rise to the peak, or a request that failed was more than half of it.
     OneBigStep {
         /// Its size.
         size_bytes: u64,
-        /// The rise to the peak that it was part of.
+        /// Whether it failed; then the rise is without it.
+        is_failed: bool,
+        /// The rise to the peak, from what was live when recording began.
         rise_bytes: u64,
         /// Who asked for it.
         site: Option<String>,

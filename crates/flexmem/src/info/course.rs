@@ -3,13 +3,14 @@
 //! The events are divided into eight parts of equal number. What stays live shows in the least that was live in each
 //! part: temporary memory comes and goes above it. If that least grows from part to part, by a tenth of the peak in
 //! all, the program keeps more and more. Only what happened before a request failed counts: after that programs clean
-//! up.
+//! up. One block that makes up most of what rose up to the peak says more than the course of the rest, and so does a
+//! request for most of it that failed.
 
 use flex_trace::Tables;
 
 use super::answers::Course;
-use super::events::EventTally;
-use super::sites::site;
+use super::events::{EventTally, Largest};
+use super::sites::name;
 
 /// Parts of the history that are compared.
 const PARTS: usize = 8;
@@ -82,11 +83,19 @@ impl Samples {
         }
     }
 
-    /// The least of each part.
-    fn parts(&self) -> Vec<Sample> {
-        let length = self.samples.len().div_ceil(PARTS).max(1);
-        let least = |part: &[Sample]| part.iter().copied().reduce(Sample::join).expect("not empty");
-        self.samples.chunks(length).map(least).collect()
+    /// How many events there were.
+    fn events(&self) -> u64 {
+        self.samples.len().saturating_sub(1) as u64 * self.stride + self.in_last
+    }
+
+    /// The least of each part; None of too few events.
+    fn parts(&self) -> Option<[Sample; PARTS]> {
+        if self.events() < MIN_EVENTS {
+            return None;
+        }
+        let boundary = |part: usize| self.samples.len() * part / PARTS;
+        let part = |part| self.samples[boundary(part)..boundary(part + 1)].iter().copied();
+        Some(std::array::from_fn(|index| part(index).reduce(Sample::join).expect("not empty")))
     }
 }
 
@@ -95,19 +104,16 @@ pub(super) fn judge(events: &EventTally, tables: &Tables) -> Course {
     if let Some(step) = big_step(events, tables) {
         return step;
     }
-    let parts = events.samples.parts();
-    if events.event_count() < MIN_EVENTS || parts.len() < PARTS {
-        return Course::Unknown;
-    }
+    let Some(parts) = events.samples.parts() else { return Course::Unknown };
     // In the first part the program begins: nothing is loaded yet.
-    let (first, last) = (parts[1], parts[parts.len() - 1]);
+    let (first, last) = (parts[1], parts[PARTS - 1]);
     let noticeable = events.peak_bytes() / NOTICEABLE;
     let live: Vec<u64> = parts[1..].iter().map(|part| part.live_bytes).collect();
     if rises(&live) && last.live_bytes - first.live_bytes > noticeable {
         return Course::Growing {
             from_bytes: first.live_bytes,
             to_bytes: last.live_bytes,
-            sites: events.peak_holders_since(events.event_count() / PARTS as u64, tables, 5),
+            sites: events.peak_holders_since(events.samples.events() / PARTS as u64, tables, 5),
         };
     }
     let cached: Option<Vec<u64>> = parts[1..].iter().map(|part| part.cached_bytes).collect();
@@ -120,16 +126,15 @@ pub(super) fn judge(events: &EventTally, tables: &Tables) -> Course {
     Course::Steady
 }
 
-/// One allocation, or a request that failed, that is more than half of the rise.
+/// A request that failed, or one block that was live at the peak, that is more than half of the rise up to there.
 fn big_step(events: &EventTally, tables: &Tables) -> Option<Course> {
-    let rise_bytes = events.rise_bytes();
-    if rise_bytes < events.peak_bytes() / NOTICEABLE {
-        return None;
-    }
-    let failed = events.largest_failure().filter(|failed| failed.size_bytes > rise_bytes / 2);
-    let made = Some(events.largest).filter(|made| made.size_bytes > rise_bytes / 2 && rise_bytes > 0);
-    let step = failed.or(made)?;
-    Some(Course::OneBigStep { size_bytes: step.size_bytes, rise_bytes, site: site(step.stack, tables) })
+    let (rise_bytes, noticeable) = (events.rise_bytes(), events.peak_bytes() / NOTICEABLE);
+    let is_most = |step: &Largest| step.size_bytes > rise_bytes / 2;
+    let failed = events.largest_failure().filter(|step| is_most(step) && step.size_bytes > noticeable);
+    let made = || events.largest_at_peak().filter(|step| is_most(step) && rise_bytes > noticeable);
+    let (step, is_failed) = failed.map(|step| (step, true)).or_else(|| made().map(|step| (step, false)))?;
+    let site = name(step.stack, tables);
+    Some(Course::OneBigStep { size_bytes: step.size_bytes, is_failed, rise_bytes, site })
 }
 
 /// Whether a series goes up, nearly always.
@@ -149,8 +154,8 @@ mod tests {
             samples.add(event + if event % 2 == 0 { 500 } else { 0 }, Some(2_000_000));
         }
         assert!(samples.samples.len() <= MAX_SAMPLES);
-        let parts = samples.parts();
-        assert_eq!(parts.len(), PARTS);
+        assert_eq!(samples.events(), 1_000_000);
+        let parts = samples.parts().unwrap();
         assert_eq!(parts[0].live_bytes, 1, "the first odd event");
         assert!(parts.windows(2).all(|pair| pair[0].live_bytes < pair[1].live_bytes));
         assert_eq!(parts[PARTS - 1].cached_bytes, Some(2_000_000 - 999_998 - 500));

@@ -1,5 +1,6 @@
 //! What the events say of one device.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use flex_trace::record::{History, PressureEnd};
@@ -11,7 +12,7 @@ use super::answers::{
 };
 use super::course::Samples;
 use super::regions::RegionTally;
-use super::sites::{Sites, lines, site};
+use super::sites::{Sites, lines, name};
 
 /// Failed requests that are kept; more are counted.
 const MAX_OUT_OF_MEMORY: usize = 100;
@@ -43,8 +44,8 @@ struct Failure {
     stack: Option<StackId>,
 }
 
-/// The largest allocation.
-#[derive(Debug, Clone, Copy, Default)]
+/// The largest of some requests.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Largest {
     pub(super) size_bytes: u64,
     pub(super) stack: Option<StackId>,
@@ -58,8 +59,6 @@ pub(super) struct EventTally {
     pub(super) pressure: PressureInfo,
     pub(super) live: HashMap<u64, Live, RandomState>,
     pub(super) samples: Samples,
-    /// The largest allocation up to the peak.
-    pub(super) largest: Largest,
     now: Moment,
     peak: Moment,
     reserved_peak_bytes: Option<u64>,
@@ -120,9 +119,6 @@ impl EventTally {
                 let live = Live { size_bytes, stack: event.stack, since: self.now.event };
                 self.live.insert(address.0, live);
                 self.now.live_bytes = self.now.live_bytes.saturating_add(size_bytes);
-                if size_bytes > self.largest.size_bytes {
-                    self.largest = Largest { size_bytes, stack: event.stack };
-                }
             }
             Action::Freed { address, .. } => {
                 self.counts.frees += 1;
@@ -245,7 +241,7 @@ impl EventTally {
                 reserved_bytes: moment.reserved_bytes,
                 cached_bytes,
                 missing_bytes: usable.map(|usable| requested_bytes.saturating_sub(usable)),
-                site: site(stack, tables),
+                site: name(stack, tables),
                 stack: lines(stack, tables),
             }
         };
@@ -263,6 +259,13 @@ impl EventTally {
         Some(Largest { size_bytes: largest.requested_bytes, stack: largest.stack })
     }
 
+    /// The largest block that was live at the peak and not before recording began. Known after the second look.
+    pub(super) fn largest_at_peak(&self) -> Option<Largest> {
+        let made = self.again.values().filter(|live| live.since > 0);
+        let largest = made.max_by_key(|live| (live.size_bytes, Reverse(live.since)))?;
+        Some(Largest { size_bytes: largest.size_bytes, stack: largest.stack })
+    }
+
     /// The rise from the baseline to the peak.
     pub(super) fn rise_bytes(&self) -> u64 {
         self.peak.live_bytes.saturating_sub(self.baseline_bytes)
@@ -270,11 +273,6 @@ impl EventTally {
 
     pub(super) fn peak_bytes(&self) -> u64 {
         self.peak.live_bytes
-    }
-
-    /// How many events there were.
-    pub(super) fn event_count(&self) -> u64 {
-        self.now.event
     }
 }
 

@@ -22,7 +22,7 @@ use flex_trace::{Action, ReadError, Record, Tables};
 use self::answers::{DeviceInfo, Info, SettingInfo, SourceInfo};
 use self::events::EventTally;
 use self::regions::RegionTally;
-pub(crate) use self::sites::{Sites, site as site_name};
+pub(crate) use self::sites::{Sites, name as site_name};
 use crate::TraceFile;
 
 /// The setting that says how much memory each device of `spyre` has, in bytes.

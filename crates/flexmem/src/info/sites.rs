@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use flex_trace::{FrameId, StackId, Tables};
+use flex_trace::{StackId, Tables};
 
 use super::answers::Holder;
+use crate::site;
 
 /// Bytes and blocks by stack.
 #[derive(Debug, Clone, Default)]
@@ -31,54 +32,31 @@ impl Sites {
 
     /// The largest, by place: stacks that differ only in what PyTorch does inside are one.
     pub(crate) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
-        let mut by_site: HashMap<Option<String>, Holder> = HashMap::new();
+        let mut by_place: HashMap<Option<String>, Holder> = HashMap::new();
         for (&stack, &(bytes, blocks)) in &self.0 {
-            let site = site(stack, tables);
-            let holder = by_site.entry(site.clone()).or_insert_with(|| Holder {
-                site,
-                stack: lines(stack, tables),
-                bytes: 0,
-                blocks: 0,
-            });
+            let place = stack.and_then(|stack| site::place(stack, tables));
+            let holder =
+                by_place.entry(place.map(|place| site::line(&place, tables))).or_insert_with(|| Holder {
+                    site: place.map(|place| site::brief(&place, tables)),
+                    stack: lines(stack, tables),
+                    bytes: 0,
+                    blocks: 0,
+                });
             holder.bytes = holder.bytes.saturating_add(bytes);
             holder.blocks += blocks;
         }
-        let mut holders: Vec<_> = by_site.into_values().collect();
-        holders.sort_by_cached_key(|holder| (Reverse(holder.bytes), holder.site.clone()));
-        holders.truncate(top);
-        holders
+        let mut holders: Vec<_> = by_place.into_iter().collect();
+        holders.sort_by_cached_key(|(place, holder)| (Reverse(holder.bytes), place.clone()));
+        holders.into_iter().take(top).map(|(_, holder)| holder).collect()
     }
 }
 
-/// The place in one line: the innermost frame of the program's own Python, or of any Python, or of any
-/// file that is known, or of anything.
-pub(crate) fn site(stack: Option<StackId>, tables: &Tables) -> Option<String> {
-    let frames = tables.stack(stack?);
-    let file = |frame: &FrameId| {
-        tables.frame(*frame).and_then(|frame| tables.string(frame.file)).unwrap_or_default()
-    };
-    let is_python = |frame: &&FrameId| file(frame).ends_with(".py");
-    let is_own = |frame: &&FrameId| is_python(frame) && !is_library(file(frame));
-    let is_known = |frame: &&FrameId| !matches!(file(frame), "" | "??");
-    let python = frames.iter().find(is_own).or_else(|| frames.iter().find(is_python));
-    let found = python.or_else(|| frames.iter().find(is_known)).or(frames.first());
-    found.map(|&frame| line(frame, tables))
-}
-
-/// Whether a file is of PyTorch, or of a package beside it.
-fn is_library(file: &str) -> bool {
-    file.starts_with("torch/")
-        || ["/torch/", "site-packages/", "/lib/python"].iter().any(|part| file.contains(part))
+/// What the place of a stack is called.
+pub(crate) fn name(stack: Option<StackId>, tables: &Tables) -> Option<String> {
+    site::place(stack?, tables).map(|place| site::brief(&place, tables))
 }
 
 /// A stack, one frame a line.
 pub(super) fn lines(stack: Option<StackId>, tables: &Tables) -> Vec<String> {
-    let frames = stack.map_or(&[] as &[FrameId], |stack| tables.stack(stack));
-    frames.iter().map(|&frame| line(frame, tables)).collect()
-}
-
-fn line(frame: FrameId, tables: &Tables) -> String {
-    let Some(frame) = tables.frame(frame) else { return "?".to_owned() };
-    let text = |id| tables.string(id).unwrap_or("?");
-    format!("{}:{} {}", text(frame.file), frame.line, text(frame.function))
+    stack.map_or_else(Vec::new, |stack| site::lines(stack, tables).collect())
 }

@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 
-use flex_trace::record::Frame;
-use flex_trace::{FrameId, Record, StackId, StringId, Tables};
+use flex_trace::{Record, StackId, StringId, Tables};
 
 use super::summary::Site;
+use crate::site::{self, NO_STACK};
 
 /// The most text that is kept for sites whose definitions were replaced.
 const REPLACED_BYTES: usize = 64 << 20;
@@ -44,11 +44,10 @@ pub(super) struct Sites {
 
 impl Sites {
     pub(super) fn new() -> Self {
-        let unknown = Site { label: "no stack recorded".into(), stack: Vec::new() };
         Sites {
             tables: Tables::new(),
             by_stack: HashMap::default(),
-            entries: vec![Entry { stack: None, kept: Some(unknown) }],
+            entries: vec![Entry { stack: None, kept: Some(Site::unknown()) }],
             described: 1,
             kept_bytes: 0,
         }
@@ -108,42 +107,23 @@ impl Sites {
         if let Some(kept) = &entry.kept {
             return Site { label: kept.label.clone(), stack: kept.stack.clone() };
         }
-        let frames = entry.stack.map_or(&[][..], |stack| self.tables.stack(stack));
-        let known: Vec<Frame> =
-            frames.iter().filter_map(|frame: &FrameId| self.tables.frame(*frame)).collect();
-        let label = match known.iter().find(|frame| self.is_program(frame)).or(known.first()) {
-            Some(frame) => self.frame(frame, true),
-            None => "an empty stack".into(),
-        };
-        let mut stack: Vec<String> =
-            known.iter().take(MAX_FRAMES).map(|frame| self.frame(frame, false)).collect();
-        if known.len() > MAX_FRAMES {
-            stack.push(format!("… and {} more", known.len() - MAX_FRAMES));
+        let Some(id) = entry.stack else { return Site::unknown() };
+        let place = site::place(id, &self.tables);
+        let label = place.map_or("an empty stack".into(), |place| short(&site::brief(&place, &self.tables)));
+        let mut lines = site::lines(id, &self.tables);
+        let mut stack: Vec<String> = lines.by_ref().take(MAX_FRAMES).map(|line| short(&line)).collect();
+        let more = lines.count();
+        if more > 0 {
+            stack.push(format!("… and {more} more"));
         }
         Site { label, stack }
     }
-
-    /// Whether a frame belongs to the program, rather than to what it is built on.
-    fn is_program(&self, frame: &Frame) -> bool {
-        let file = self.tables.string(frame.file).unwrap_or_default();
-        file.ends_with(".py") && !file.contains("/torch/") && !file.contains("/site-packages/")
-    }
-
-    fn frame(&self, frame: &Frame, brief: bool) -> String {
-        let function = self.tables.string(frame.function).unwrap_or("?");
-        let file = self.tables.string(frame.file).unwrap_or("");
-        let file = if brief { last_components(file) } else { file };
-        match (file, frame.line) {
-            ("", _) => short(function),
-            (file, 0) => short(&format!("{function} ({file})")),
-            (file, line) => short(&format!("{function} ({file}:{line})")),
-        }
-    }
 }
 
-/// The file and the folder that it is in.
-fn last_components(path: &str) -> &str {
-    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
+impl Site {
+    fn unknown() -> Self {
+        Site { label: NO_STACK.into(), stack: Vec::new() }
+    }
 }
 
 pub(super) fn short(text: &str) -> String {
@@ -155,7 +135,8 @@ pub(super) fn short(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use flex_trace::Ids;
+    use flex_trace::record::Frame;
+    use flex_trace::{FrameId, Ids};
 
     use super::*;
 

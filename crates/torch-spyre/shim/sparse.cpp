@@ -1,5 +1,5 @@
 // Sparse tensors in both of torch's forms.
-#include "layouts.h"
+#include "sparse.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>

@@ -1,0 +1,70 @@
+"""The build backend of the Python distribution: maturin's, with the command flexmem built first.
+
+maturin makes a wheel of one crate, the extension. The command is another, so this builds it where pyproject.toml has
+the wheel's other files; from there it goes into the folder for programs of the environment that the wheel is
+installed in. scripts/extension.sh does the same for `make setup`.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import maturin
+from maturin import (
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "target/wheel/scripts"
+"""`tool.maturin.data` of pyproject.toml, and its folder for programs."""
+SCRIPTS.mkdir(parents=True, exist_ok=True)  # Without it maturin refuses the project, whatever is asked of it.
+
+Settings = Mapping[str, Any] | None
+
+
+def build_command() -> None:
+    """Build flexmem and put it into the folder that maturin takes programs from."""
+    if not shutil.which("cargo"):
+        # Then maturin asks for this package, which installs Rust for the build.
+        from puccinialin import setup_rust
+
+        os.environ.update(setup_rust())
+    target = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
+    command = ["cargo", "build", "--release", "--package", "flexmem", "--bin", "flexmem", "--target-dir", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    part = SCRIPTS / f"flexmem.{os.getpid()}"
+    shutil.copy2(ROOT / target / "release/flexmem", part)
+    part.replace(SCRIPTS / "flexmem")
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """As PEP 517 says."""
+    build_command()
+    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """As PEP 660 says."""
+    build_command()
+    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
