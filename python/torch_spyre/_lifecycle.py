@@ -91,6 +91,9 @@ def _explain_failures() -> None:
 
 def _shutdown() -> None:
     if _core is not None:
+        from torch_spyre import _memory_history  # It uses core().
+
+        _memory_history.end_stream()
         _autograd_workers.rest(_core.device_count())
         _core.shutdown()
 

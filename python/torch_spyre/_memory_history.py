@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from inspect import signature
 from typing import Any, Literal, TypeAlias
@@ -39,9 +40,14 @@ def _record_memory_history(enabled: Literal["state", "all"] | bool | None = "all
         device: the device; None for all.
         clear_history: whether to forget what was recorded before.
         skip_actions: actions that are not recorded.
+        stream_file: a file that events of all devices are written to while they are recorded, for the user alone; `%p`
+            in its name is the number of the process. A stream that runs is ended first. `enabled=None` for all
+            devices ends it, as does the program's exit.
+        stream_socket: whether `flexmem watch` may follow this process, run by the same user.
 
     Raises:
         ValueError: an argument has a value that is not allowed, or asks for what this device cannot record.
+        OSError: the file or socket cannot be opened, or its place is not safe. Recording has begun all the same.
     """
     if isinstance(enabled, bool):
         _record_in_older_form(enabled, *args, **kwargs)
@@ -61,6 +67,9 @@ def _record(
     skip_actions: Sequence[str] | None = None,
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
+    *,
+    stream_file: str | os.PathLike[str] | None = None,
+    stream_socket: bool = False,
 ) -> None:
     if enabled not in (None, "state", "all"):
         raise ValueError(f"enabled={enabled!r}: expected 'state', 'all' or None")
@@ -70,6 +79,7 @@ def _record(
         raise ValueError(f"stacks={stacks!r}: expected 'python' or 'all'")
     checked_int("max_entries", max_entries, "a number of events", 0)
     checked_bool("clear_history", clear_history)
+    checked_bool("stream_socket", stream_socket)
     skipped = _checked_actions(skip_actions)
     unsupported = {
         "compile_context": compile_context,
@@ -81,13 +91,21 @@ def _record(
             raise ValueError(f"{name}={value!r}: spyre does not record that; expected False")
     if not record_cuda:
         raise ValueError("record_cuda=False leaves nothing to record on spyre; expected True, or enabled=None")
+    file = None if stream_file is None else os.fspath(stream_file)
+    has_stream = file is not None or stream_socket
+    if has_stream and (enabled != "all" or max_entries == 0):
+        raise ValueError("stream_file and stream_socket need events; expected enabled='all' and max_entries above 0")
     lazy_init()
+    if enabled is None and device is None:
+        end_stream()  # Before what it has not seen yet is forgotten.
     for index in _indices(device):
         if enabled is None:
             core().stop_history(index)
         else:
             kept = max_entries if enabled == "all" else 0
             core().record_history(index, min(kept, sys.maxsize), context, clear_history, skipped)
+    if has_stream:
+        core().start_history_stream(file, stream_socket)
 
 
 def _checked_actions(actions: Any) -> list[str]:
@@ -115,6 +133,9 @@ def _record_in_older_form(
     skip_actions: Sequence[str] | None = None,
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
+    *,
+    stream_file: str | os.PathLike[str] | None = None,
+    stream_socket: bool = False,
 ) -> None:
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     _record(
@@ -129,10 +150,34 @@ def _record_in_older_form(
         skip_actions,
         record_pinned_host_memory,
         record_cuda,
+        stream_file=stream_file,
+        stream_socket=stream_socket,
     )
 
 
 _record_memory_history.__signature__ = signature(_record)  # type: ignore[attr-defined]
+
+
+def _history_stream() -> dict[str, Any] | None:
+    """The stream that `_record_memory_history` or the environment has started, also when it has ended.
+
+    Returns:
+        None if there was none. Else `running`, `file` and `socket` (paths, or None), `clients` that are connected,
+        `events` that came from the histories, `lost_events` that these had overwritten before, `dropped_events` that
+        clients did not read in time or that came after the file had failed, and `file_error`, why it did.
+    """
+    lazy_init()
+    return core().history_stream()
+
+
+def end_stream() -> None:
+    """Ends the stream, if one runs, and warns if not all of it could be written."""
+    in_time = core().stop_history_stream()
+    stream = core().history_stream()
+    if not in_time:
+        warnings.warn("the stream of the memory history could not end within five seconds", stacklevel=2)
+    elif stream is not None and stream["file_error"] is not None:
+        warnings.warn(f"{stream['file']} is not whole: {stream['file_error']}", stacklevel=2)
 
 
 def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> Snapshot:

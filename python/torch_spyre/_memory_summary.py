@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 _WIDTH = 75
 
@@ -21,8 +22,15 @@ _COUNTS = [
 ]
 
 
-def format_summary(stats: Mapping[str, int], pressure: Mapping[str, int], device: int, *, abbreviated: bool) -> str:
-    """`memory_stats` and `pressure_stats` as a table; `abbreviated` leaves out the counts."""
+def format_summary(
+    stats: Mapping[str, int],
+    pressure: Mapping[str, int],
+    stream: Mapping[str, Any] | None,
+    device: int,
+    *,
+    abbreviated: bool,
+) -> str:
+    """`memory_stats`, `pressure_stats` and the history's stream as a table; `abbreviated` leaves out the counts."""
     lines = [
         "=" * _WIDTH,
         f"PyTorch spyre memory summary, device ID {device}".center(_WIDTH),
@@ -37,7 +45,10 @@ def format_summary(stats: Mapping[str, int], pressure: Mapping[str, int], device
     for key, name, is_size in rows:
         values = [stats[f"{key}.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")]
         lines += ["-" * _WIDTH, _row(name, *(_size(value) if is_size else str(value) for value in values))]
-    lines += ["=" * _WIDTH, *_pressure(pressure), "=" * _WIDTH]
+    lines += ["=" * _WIDTH, *_pressure(pressure)]
+    if stream is not None:
+        lines += ["-" * _WIDTH, *_stream(stream)]
+    lines += ["=" * _WIDTH]
     return "".join(f"|{line:<{_WIDTH}}|\n" for line in lines)
 
 
@@ -47,6 +58,16 @@ def _pressure(pressure: Mapping[str, int]) -> list[str]:
         ("Collections for them", f"{pressure['collections.young']} young, {pressure['collections.full']} full"),
         ("Freed by those", f"{_size(pressure['reclaimed_bytes'])} in {pressure['collection_time_ns'] / 1e6:.1f} ms"),
     ]
+    return [f" {name:<21} | {value}" for name, value in rows]
+
+
+def _stream(stream: Mapping[str, Any]) -> list[str]:
+    """Of all devices. What is not in the stream is said, and a file that failed."""
+    state = "running" if stream["running"] else "ended"
+    missing = f"{stream['lost_events']} lost, {stream['dropped_events']} dropped"
+    rows = [("Stream of the history", f"{state}: {stream['events']} events, {missing}")]
+    if stream["file_error"] is not None:
+        rows.append(("Its file failed", stream["file_error"][: _WIDTH - 27]))
     return [f" {name:<21} | {value}" for name, value in rows]
 
 

@@ -28,6 +28,7 @@ from torch_spyre._held_report import HeldReport, Holder, held_report
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre._memory_history import _dump_snapshot as _dump_snapshot
+from torch_spyre._memory_history import _history_stream as _history_stream
 from torch_spyre._memory_history import _record_memory_history as _record_memory_history
 from torch_spyre._memory_history import _snapshot as _snapshot
 from torch_spyre._memory_summary import format_summary
@@ -137,7 +138,8 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
         abbreviated: whether to leave out all but the first rows.
     """
     index = existing_index(device)
-    return format_summary(memory_stats(index), pressure_stats(index), index, abbreviated=abbreviated)
+    stats, pressure = memory_stats(index), pressure_stats(index)
+    return format_summary(stats, pressure, core().history_stream(), index, abbreviated=abbreviated)
 
 
 def memory_snapshot(device: DeviceLike = None) -> list[dict[str, Any]]:

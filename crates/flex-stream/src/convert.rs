@@ -19,12 +19,12 @@ pub(crate) struct Converter {
     /// The pressure event that each thread is in, by its number.
     under_pressure: HashMap<u32, u64>,
     pressures: u64,
-    capacity_bytes: u64,
+    capacity_bytes: Option<u64>,
 }
 
 impl Converter {
     /// For a device of this capacity, before its first event.
-    pub(crate) fn new(capacity_bytes: u64) -> Self {
+    pub(crate) fn new(capacity_bytes: Option<u64>) -> Self {
         Converter { capacity_bytes, ..Converter::default() }
     }
 
@@ -82,7 +82,7 @@ impl Converter {
                     requested_bytes,
                     free_bytes: Some(free_bytes),
                     largest_free_bytes: Some(largest_free_bytes),
-                    capacity_bytes: Some(self.capacity_bytes),
+                    capacity_bytes: self.capacity_bytes,
                 }
             }
             EventKind::SnapshotTaken => Action::SnapshotTaken { reserved_bytes: None },

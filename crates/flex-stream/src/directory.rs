@@ -1,7 +1,7 @@
 //! Where the sockets of processes are: a folder that belongs to the user and that nobody else can enter.
 //!
-//! That is what keeps others from connecting, and from putting a socket of theirs where a reader looks for one, so it is
-//! checked by both sides. No lock.
+//! That is what keeps others from connecting, and from putting a socket of theirs where a reader looks for one, so it
+//! is checked by both sides. No lock.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions, symlink_metadata};

@@ -61,11 +61,10 @@ impl<W: Write> Sink<W> {
         writer.write(&Record::Source(TraceSource { producer, kind: "process", name: &name }))?;
         writer.write(&Record::Clock(ClockOrigin::Unix))?;
         for source in sources {
-            let details = source.allocator.device();
             writer.write(&Record::Device(Device {
                 device: source.device,
-                name: Some(details.name()),
-                capacity_bytes: Some(details.capacity_bytes()),
+                name: Some(source.allocator.device().name()),
+                capacity_bytes: source.capacity_bytes(),
             }))?;
         }
         let mut sink = Sink { writer, names: Names::default(), stacks, devices: HashMap::new() };
@@ -88,7 +87,7 @@ impl<W: Write> Sink<W> {
             contradictions: 0,
             baseline_freed: 0,
         }))?;
-        let mut converter = Converter::new(source.allocator.device().capacity_bytes());
+        let mut converter = Converter::new(source.capacity_bytes());
         for region in &start.regions {
             let base = source.allocator.host_base(region).map_or(region.region_id.0, |base| base as u64);
             converter.note_region(region.region_id, base);

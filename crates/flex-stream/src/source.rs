@@ -100,6 +100,11 @@ impl Source {
         Batch { first, events, lost, interrupted }
     }
 
+    /// What tensors can use; none in a forked child.
+    pub(crate) fn capacity_bytes(&self) -> Option<u64> {
+        self.allocator.statistics().map(|statistics| statistics.capacity_bytes).ok()
+    }
+
     /// The live blocks, and where the events go on from there.
     pub(crate) fn start(&self) -> Option<Start> {
         let (regions, next) = self.allocator.snapshot_with_position().ok()?;

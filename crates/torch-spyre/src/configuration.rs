@@ -9,6 +9,8 @@ use flex::RegionOrder;
 use flex::gate::{CollectPolicy, PolicySettings};
 use flex::history::MAX_ENTRIES;
 
+use crate::stream::Targets;
+
 /// The allocator's settings, in the style of `PYTORCH_CUDA_ALLOC_CONF`.
 const ALLOC_CONF: &str = "TORCH_SPYRE_ALLOC_CONF";
 const DEVICE: &str = "FLEX_DEVICE";
@@ -16,8 +18,8 @@ const MAX_REGIONS: &str = "FLEX_MAX_REGIONS";
 const DOMAINS: &str = "FLEX_NUM_MEMORY_DOMAINS";
 const DEBUG: &str = "TORCH_SPYRE_ALLOC_DEBUG";
 
-const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, poison, cycles, \
-                    cycle_warning";
+const KEYS: &str = "one of device_memory, devices, gc, gc_timeout_ms, escalate, region_order, history, stream_file, \
+                    stream_socket, poison, cycles, cycle_warning";
 
 /// The most devices a process may have: a device number is one byte of a tensor's context.
 pub(crate) const MAX_DEVICES: u64 = 64;
@@ -43,6 +45,8 @@ pub(crate) struct Configuration {
     pub(crate) poison: bool,
     /// Events kept from the start; 0 for no history.
     pub(crate) history_entries: u64,
+    /// Where the history is streamed to from the start.
+    pub(crate) stream: Targets,
     pub(crate) cycles: bool,
     pub(crate) cycle_warning_bytes: Option<u64>,
     pub(crate) kind: DeviceKind,
@@ -60,6 +64,7 @@ impl Default for Configuration {
             region_order: RegionOrder::default(),
             poison: false,
             history_entries: 0,
+            stream: Targets::default(),
             cycles: false,
             cycle_warning_bytes: None,
             kind: DeviceKind::Sim,
@@ -122,6 +127,10 @@ impl Configuration {
             seen.push(key);
             self.set(item, key, value)?;
         }
+        if self.history_entries == 0 && !self.stream.is_empty() {
+            let key = if self.stream.socket { "stream_socket" } else { "stream_file" };
+            return Err(bad(ALLOC_CONF, key, "a history to stream beside it, such as history:100000"));
+        }
         Ok(())
     }
 
@@ -161,6 +170,9 @@ impl Configuration {
                     _ => return bad("region_order:most_free or region_order:least_free"),
                 }
             }
+            "stream_file" if value.is_empty() => return bad("a path, such as /tmp/run-%p.trace"),
+            "stream_file" => self.stream.file = Some(value.into()),
+            "stream_socket" => self.stream.socket = boolean(item, value)?,
             "history" => self.history_entries = number(ALLOC_CONF, item, value, 0, MAX_ENTRIES.into())?,
             _ => return bad(KEYS),
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `configuration` | the environment, parsed strictly |
 //! | `runtime` | the devices and the gate they share, for the life of the process |
+//! | `stream` | the history as a stream, to a file and to whoever watches |
 //! | `interpreter` | CPython as the gate's reclaimer: thread states, `gc.collect`, `gc.callbacks` |
 //! | `torch_abi` | the Rust side of the C ABI to the shim: storages, statistics, statuses |
 //! | `message` | the out-of-memory text; `causes` the part of it that says why, `holders` who holds the memory |
@@ -22,6 +23,7 @@ mod interpreter;
 mod libraries;
 mod message;
 mod runtime;
+mod stream;
 mod torch_abi;
 
 /// The torch minor this binary is bound to, findable in the file before it is loaded.
@@ -61,6 +63,8 @@ mod _C {
         get_pressure_policy, pressure_stats, register_pressure_hook, remove_pressure_hook,
         reset_pressure_stats, set_pressure_policy,
     };
+    #[pymodule_export]
+    use crate::bindings::stream::{history_stream, start_history_stream, stop_history_stream};
     #[pymodule_export]
     use crate::interpreter::cycles::Garbage;
     #[pymodule_export]

@@ -91,19 +91,26 @@ pub(crate) fn device_of(address: usize) -> i32 {
 }
 
 impl Runtime {
-    /// Makes the devices and publishes the runtime; a second call changes nothing.
+    /// Makes the devices.
     ///
     /// # Errors
-    /// Why the devices cannot be made.
-    pub(crate) fn publish(
-        configuration: Configuration,
-        gate: Arc<Gate>,
-    ) -> Result<&'static Runtime, FlexError> {
+    /// Why they cannot be made.
+    pub(crate) fn new(configuration: Configuration, gate: Arc<Gate>) -> Result<Runtime, FlexError> {
         let count = usize::try_from(configuration.device_count).unwrap_or(usize::MAX);
         let devices = (0..count)
             .map(|index| DeviceMemory::new(index, &configuration, &gate))
             .collect::<Result<Vec<_>, FlexError>>()?;
-        Ok(RUNTIME.get_or_init(|| Runtime { configuration, gate, devices }))
+        Ok(Runtime { configuration, gate, devices })
+    }
+
+    /// Makes this the runtime of the process, unless there is one.
+    pub(crate) fn publish(self) -> &'static Runtime {
+        RUNTIME.get_or_init(|| self)
+    }
+
+    /// The allocators of all devices, by index.
+    pub(crate) fn allocators(&self) -> Vec<FlexAllocator> {
+        self.devices.iter().map(|device| device.allocator.clone()).collect()
     }
 
     /// All devices, by index.

@@ -1,5 +1,7 @@
 //! Initialisation, configuration and devices.
 
+use std::path::Path;
+
 use flex::MemoryType;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -9,7 +11,7 @@ use super::{device, runtime_error, value_error};
 use crate::configuration::{Configuration, DeviceKind, collect_policy_name};
 use crate::interpreter::stacks;
 use crate::runtime::{self, Runtime, region_order_name, runtime};
-use crate::{interpreter, torch_abi};
+use crate::{interpreter, stream, torch_abi};
 
 /// Reads the configuration, makes the devices and registers with torch. Idempotent.
 ///
@@ -36,11 +38,18 @@ fn make_runtime(py: Python<'_>) -> PyResult<()> {
     if configuration.history_entries > 0 {
         stacks::enable(py)?;
     }
-    Runtime::publish(configuration, gate).map_err(|error| {
+    let targets = configuration.stream.clone();
+    let runtime = Runtime::new(configuration, gate).map_err(|error| {
         value_error(format!("TORCH_SPYRE_ALLOC_CONF: device_memory of {total} bytes: {error}"))
     })?;
+    watch_forks()?;
+    if !targets.is_empty() {
+        py.detach(|| stream::start(&targets, runtime.allocators()))
+            .map_err(|error| value_error(format!("TORCH_SPYRE_ALLOC_CONF: {error}")))?;
+    }
+    runtime.publish();
     flex_c::provide_devices(|index| runtime::device(index).map(|device| device.allocator.clone()));
-    watch_forks()
+    Ok(())
 }
 
 fn watch_forks() -> PyResult<()> {
@@ -68,6 +77,8 @@ pub(crate) fn configuration(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("escalate", configuration.policy.escalate)?;
     dict.set_item("region_order", region_order_name(configuration.region_order))?;
     dict.set_item("history", configuration.history_entries)?;
+    dict.set_item("stream_file", configuration.stream.file.as_deref().map(Path::as_os_str))?;
+    dict.set_item("stream_socket", configuration.stream.socket)?;
     dict.set_item("poison", configuration.poison)?;
     dict.set_item("cycles", configuration.cycles)?;
     dict.set_item("cycle_warning", configuration.cycle_warning_bytes)?;
@@ -138,6 +149,8 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 /// Ends collecting under pressure, at interpreter exit. Allocations go on without it, frees always do.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
+    // While the stacks that it names are there. A disk that is too slow keeps nobody from exiting.
+    py.detach(stream::stop);
     py.detach(interpreter::stacks::close);
     interpreter::cycles::record(false, None);
     if let Some(runtime) = runtime() {

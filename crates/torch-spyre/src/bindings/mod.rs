@@ -7,6 +7,7 @@ pub(crate) mod held;
 pub(crate) mod history;
 pub(crate) mod memory;
 pub(crate) mod pressure;
+pub(crate) mod stream;
 pub(crate) mod testing;
 
 use flex::FlexError;

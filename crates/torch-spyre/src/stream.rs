@@ -1,0 +1,88 @@
+//! The history of the process's devices as a stream: one at a time, from its start to its stop or to the exit.
+//!
+//! Locks: `CHANGES` is held by those who start or stop, while files are opened and the stream's thread is waited for, so
+//! it is taken on detached threads only. `STREAM` is a leaf, held to copy a pointer. Nothing that allocates or frees
+//! looks here, and a forked child takes neither.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use flex::FlexAllocator;
+use flex_stream::directory::default_directory;
+use flex_stream::{StackFrame, Stacks, Stream, StreamError, StreamOptions};
+
+use crate::interpreter::stacks;
+
+static CHANGES: Mutex<()> = Mutex::new(());
+static STREAM: Mutex<Option<Arc<Stream>>> = Mutex::new(None);
+
+/// Where a stream goes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Targets {
+    /// A file; `%p` in its path is the number of the process.
+    pub(crate) file: Option<PathBuf>,
+    /// The socket of the process, in the folder where `flexmem watch` looks for it.
+    pub(crate) socket: bool,
+}
+
+impl Targets {
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Targets::default()
+    }
+}
+
+/// The lines of Python stacks. Naming them needs no interpreter.
+struct PythonStacks;
+
+impl Stacks for PythonStacks {
+    fn frames(&self, site: u32) -> Vec<StackFrame> {
+        let frames = stacks::frames(site).into_iter();
+        frames
+            .map(|frame| StackFrame { filename: frame.filename, function: frame.name, line: frame.line })
+            .collect()
+    }
+}
+
+/// Starts a stream of these devices in place of the one that runs, which is ended first. Called detached.
+///
+/// # Errors
+/// [`StreamError`]; no stream runs then.
+pub(crate) fn start(targets: &Targets, devices: Vec<FlexAllocator>) -> Result<(), StreamError> {
+    if flex::fork::is_forked() {
+        return Err(StreamError::Forked);
+    }
+    let _changing = lock(&CHANGES);
+    if let Some(former) = current() {
+        former.stop();
+    }
+    let stream = Stream::start(StreamOptions {
+        stacks: Some(Arc::new(PythonStacks)),
+        file: targets.file.as_deref().map(|path| flex_stream::path_of_process(path, std::process::id())),
+        socket_directory: targets.socket.then(default_directory),
+        producer: concat!("torch-spyre-flex ", env!("CARGO_PKG_VERSION")).to_owned(),
+        ..StreamOptions::new(devices)
+    })?;
+    let former = lock(&STREAM).replace(Arc::new(stream));
+    drop(former);
+    Ok(())
+}
+
+/// Ends the stream, if one runs, with what was recorded until now. Called detached. False if a slow disk kept it from
+/// ending within five seconds.
+pub(crate) fn stop() -> bool {
+    if flex::fork::is_forked() {
+        return true;
+    }
+    let _changing = lock(&CHANGES);
+    current().is_none_or(|stream| stream.stop())
+}
+
+/// The latest stream, also when it has ended; none in a forked child, which has none.
+pub(crate) fn current() -> Option<Arc<Stream>> {
+    if flex::fork::is_forked() { None } else { lock(&STREAM).clone() }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
