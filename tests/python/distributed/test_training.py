@@ -138,20 +138,6 @@ def test_fsdp2(ranks: Ranks, options: dict[str, Any], clip: bool) -> None:
     ranks.run(check_fsdp, options, clip)
 
 
-def check_sparse_gradients(rank: int) -> None:
-    torch.manual_seed(0)
-    wrapped = nn.parallel.DistributedDataParallel(nn.Embedding(6, 3, sparse=True).to("spyre"))
-    wrapped(torch.tensor([rank, rank + 1], device="spyre")).sum().backward()
-    grad = wrapped.module.weight.grad
-    assert grad.is_spyre
-    assert grad.is_sparse
-    assert grad.to_dense()[:, 0].tolist() == [0.5, 1, 0.5, 0, 0, 0]
-
-
-def test_ddp_with_sparse_gradients(ranks: Ranks) -> None:
-    ranks.run(check_sparse_gradients)
-
-
 def check_first_fsdp(rank: int, use_orig_params: bool) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -285,8 +285,8 @@ pub(super) enum Ended<T> {
     Returned(T),
     /// It raised, which has been reported as unraisable.
     Raised,
-    /// It raised KeyboardInterrupt, or a function of ours met an exception of the program's, which has been put off: the
-    /// Python code that still runs would swallow it. See [`interrupts`].
+    /// It raised KeyboardInterrupt, or a function of ours met an exception of the program's, which has been put off:
+    /// the Python code that still runs would swallow it. See [`interrupts`].
     Interrupted,
     /// This process is a child that it forked.
     Forked,
