@@ -74,8 +74,8 @@ def dead_bytes(device: Any = None, *, timeout_s: float = 10.0) -> DeadCycles | N
     """How much memory of a device only dead reference cycles hold now. Nothing is collected, no finalizer runs.
 
     At least so much: memory that C++ objects hold besides, such as what autograd saved for a backward pass, is not in
-    it. None if the answer takes longer than `timeout_s` seconds, and on a free-threaded Python: there other threads
-    change objects while they are looked at.
+    it. None if the answer takes longer than `timeout_s` seconds, and on a free-threaded Python other than 3.13. On that
+    all threads that run Python code are stopped meanwhile, as for a collection.
     """
     from torch_spyre._index import existing_index
 

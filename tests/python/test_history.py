@@ -270,6 +270,7 @@ def test_snapshots_are_events_and_looks_are_not() -> None:
         memory._record_memory_history(enabled=None)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.12 says so each time.
 def test_plot_of_a_profile() -> None:
     """PyTorch's plot of what its profiler saw has the memory of this device, with the lines that took it."""
 

@@ -59,7 +59,7 @@ pub(crate) fn reset_cycle_ledger(index: i32) -> PyResult<()> {
 }
 
 /// What only dead cycles hold of a device, in bytes, and by holder; None if there is no answer in time, or on a
-/// free-threaded build.
+/// free-threaded build other than of CPython 3.13.
 #[pyfunction]
 pub(crate) fn find_dead_cycles(
     py: Python<'_>,

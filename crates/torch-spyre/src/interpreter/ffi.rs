@@ -35,6 +35,7 @@ unsafe extern "C-unwind" {
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
+    fn PyErr_NormalizeException(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
     fn PyErr_ExceptionMatches(kind: Object) -> c_int;
@@ -255,7 +256,7 @@ impl PendingException {
         let [kind, value, traceback] = &mut self.0;
         // SAFETY: attached; the three are what was taken, and stay that.
         unsafe {
-            pyo3::ffi::PyErr_NormalizeException(kind, value, traceback);
+            PyErr_NormalizeException(kind, value, traceback);
             if !value.is_null() && !traceback.is_null() {
                 pyo3::ffi::PyException_SetTraceback(*value, *traceback);
             }

@@ -14,6 +14,7 @@ pub(crate) mod hook;
 pub(crate) mod interrupts;
 mod observer;
 pub(crate) mod stacks;
+mod stopped_world;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,6 +77,9 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
     };
     cycles::install(py, reclaimer.free_threaded)?;
     held::install(py)?;
+    if reclaimer.free_threaded {
+        stopped_world::install(py)?;
+    }
     let gate = Gate::new(Arc::new(reclaimer), settings);
     observer::notify(&gate);
     Ok(gate)
