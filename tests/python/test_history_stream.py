@@ -27,7 +27,7 @@ from conftest import RunScript, Script, ScriptServer
 
 memory = torch.spyre.memory
 
-FLEXMEM = Path(sysconfig.get_path("scripts")) / "flexmem"
+FLEXMEM = str(Path(sysconfig.get_path("scripts")) / "flexmem")
 PATIENCE_S = 60
 MIB = 1 << 20
 
