@@ -34,6 +34,9 @@ say "Python: mypy"
 .venv/bin/python -m mypy scripts
 MYPYPATH=python:tests/soak .venv/bin/python -m mypy --explicit-package-bases tests/soak
 MYPYPATH=tests/report .venv/bin/python -m mypy --explicit-package-bases tests/report
+say "Python: the stubs of the extension"
+MYPYPATH=python .venv/bin/python -m mypy.stubtest torch_spyre._C torch_spyre.flex \
+    --allowlist scripts/stubtest-allowlist.txt --ignore-unused-allowlist
 
 say "C++: clang-format"
 find crates/torch-spyre/shim crates/flex-c/tests tests/python include \

@@ -18,6 +18,6 @@ pub fn run(input: &[u8]) {
         let layout = Layout { regions: 2 };
         let mut flex = FlexReplay::new(1 << 20, layout, Default::default()).expect("a device that can be");
         play(&operations, &mut flex);
-        play(&operations, &mut CachingAllocator::new(64 << 20));
+        play(&operations, &mut CachingAllocator::with_segments(64 << 20, operations.segments()));
     }
 }

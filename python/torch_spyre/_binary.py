@@ -17,7 +17,11 @@ _FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 _MARKER = re.compile(rb"TORCH_SPYRE_BUILT_FOR_TORCH=(\d+\.\d+);")
 
-_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps torch-spyre-flex"
+# From sources: what an index has under the project's name need not be this project.
+_REBUILD = (
+    "in a checkout of its sources: make setup, for the .venv there; for another environment: "
+    "pip install maturin && pip install --no-build-isolation --force-reinstall --no-deps ."
+)
 
 
 def check(torch_version: str) -> None:
@@ -28,8 +32,7 @@ def check(torch_version: str) -> None:
     if built_for != installed:
         raise ImportError(
             f"torch_spyre was built for PyTorch {built_for}, but PyTorch {torch_version} is installed. "
-            f"Rebuild it against the installed one: {_REBUILD} "
-            f"(or, in a checkout of its sources: maturin develop --release)"
+            f"Rebuild it against the installed one, {_REBUILD}"
         )
 
 
@@ -39,15 +42,12 @@ def _find() -> Path:
         path = folder / f"_C{suffix}"
         if path.exists() and not (_FREE_THREADED and ".abi3" in suffix):
             return path
-    raise ImportError(
-        f"torch_spyre in {folder} has no extension module for this Python. "
-        f"Build it with: {_REBUILD} (or, in a checkout of its sources: maturin develop --release)"
-    )
+    raise ImportError(f"torch_spyre in {folder} has no extension module for this Python. Build it, {_REBUILD}")
 
 
 def _built_for(path: Path) -> str:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = _MARKER.search(content)
         if found is None:
-            raise ImportError(f"{path} does not say which PyTorch it was built for. Rebuild it with: {_REBUILD}")
+            raise ImportError(f"{path} does not say which PyTorch it was built for. Rebuild it, {_REBUILD}")
         return found.group(1).decode()

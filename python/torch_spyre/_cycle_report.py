@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from torch_spyre._cycles import Frame, human, place, shown
+from torch_spyre._arguments import checked_bool, checked_int
+from torch_spyre._cycles import human, place, shown
 from torch_spyre._index import DeviceLike, existing_index
+from torch_spyre._libraries import Frame
 from torch_spyre._lifecycle import core, lazy_init
 
 _MOST_TYPES = 10
@@ -211,14 +213,9 @@ def record_cycles(enabled: bool = True, *, warn_bytes: int | None = None) -> Non
         ValueError: `warn_bytes` is below 1 or does not fit in 63 bits.
     """
     lazy_init()
-    if not isinstance(enabled, bool):
-        raise TypeError(f"enabled={enabled!r} is not a bool; expected True or False")
+    checked_bool("enabled", enabled)
     if warn_bytes is not None:
-        expected = "expected bytes, at least 1, or None"
-        if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int):
-            raise TypeError(f"warn_bytes={warn_bytes!r} is not an int; {expected}")
-        if not 1 <= warn_bytes < 2**63:
-            raise ValueError(f"warn_bytes={warn_bytes} is out of range; {expected}")
+        checked_int("warn_bytes", warn_bytes, "None, or bytes", 1, 2**63 - 1)
     core().record_cycles(enabled, warn_bytes)
 
 

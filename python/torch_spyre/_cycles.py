@@ -11,17 +11,16 @@ import collections
 import contextlib
 import functools
 import os
-import sysconfig
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torch_spyre._libraries import Frame, is_installed, own_frame
 from torch_spyre._lifecycle import core, lazy_init
 
 if TYPE_CHECKING:
@@ -38,13 +37,6 @@ _CONTAINERS = (
 _TORCH: Any = torch._C  # Its stubs leave out what is used of it here.
 
 _LONGEST_PATH = 12
-
-_LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(torch.__file__).parents[1]),
-    "<",
-)
-"""What the files of Python and of installed packages begin with."""
 
 _MODULE_DICTIONARIES = frozenset({"_modules", "_parameters", "_buffers"})
 
@@ -82,8 +74,8 @@ def dead_bytes(device: Any = None, *, timeout_s: float = 10.0) -> DeadCycles | N
     """How much memory of a device only dead reference cycles hold now. Nothing is collected, no finalizer runs.
 
     At least so much: memory that C++ objects hold besides, such as what autograd saved for a backward pass, is not in
-    it. None if the answer takes longer than `timeout_s` seconds, and on a free-threaded Python: there other threads
-    change objects while they are looked at.
+    it. None if the answer takes longer than `timeout_s` seconds, and on a free-threaded Python other than 3.13. On that
+    all threads that run Python code are stopped meanwhile, as for a collection.
     """
     from torch_spyre._index import existing_index
 
@@ -110,14 +102,9 @@ def warn(
     warnings.warn_explicit(text, CycleWarning, filename or "<unknown>", line, registry=_SHOWN)
 
 
-Frame: TypeAlias = tuple[str, int, str]
-"""File, line and function."""
-
-
 def place(frames: Sequence[Frame]) -> str:
-    """The place that a stack, innermost frame first, stands for: its innermost frame in the program itself."""
-    own = (frame for frame in frames if not frame[0].startswith(_LIBRARIES))
-    filename, line, name = next(own, frames[0])
+    """The place that a stack, innermost frame first, stands for; see `own_frame`."""
+    filename, line, name = own_frame(frames)
     return f"{shown(filename, line)} in {name}"
 
 
@@ -130,6 +117,11 @@ def shown(filename: str, line: int) -> str:
 
 _SHOWN: dict[Any, Any] = {}
 """Warnings that were shown; the filters of `warnings` say which are shown again."""
+
+
+def sayable(text: str) -> str:
+    """A text as UTF-8 can say it: half surrogate pairs, which names of files and others may have, are escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def human(nbytes: int) -> str:
@@ -182,14 +174,15 @@ class _Holders:
 
     def described(self, made: _Made) -> list[_Described]:
         return [
-            (
-                full_name(self.objects[holder]),
-                cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made),
-                *definition(self.objects[holder]),
-                list(cycles.values()),
-            )
+            self._described(holder, list(cycles.values()), made)
             for holder, cycles in zip(self.first, self.cycles, strict=True)
         ]
+
+    def _described(self, holder: int, on_cycles: list[int], made: _Made) -> _Described:
+        name = full_name(self.objects[holder])
+        path = cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made)
+        filename, line = definition(self.objects[holder])
+        return sayable(name), sayable(path), sayable(filename), line, on_cycles
 
 
 def explain(
@@ -276,7 +269,7 @@ def definition(owner: Any) -> tuple[str, int]:
 def is_library(owner: Any) -> bool:
     """Whether an owner is defined by Python or an installed package, rather than by the program."""
     filename, _ = definition(owner)
-    return not filename or filename.startswith(_LIBRARIES)
+    return not filename or is_installed(filename)
 
 
 class _Made:

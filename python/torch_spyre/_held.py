@@ -8,7 +8,6 @@ that nobody else refers to. No code of the objects' classes runs, and no referen
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 import types
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_spyre._cycles import human, storage_of
+from torch_spyre._cycles import human, sayable, storage_of
 from torch_spyre._lifecycle import core
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ class TracebackHolding:
 def install() -> None:
     """Tells the extension whom to ask when a request fails."""
     core().set_traceback_finder(hint)
-    packages = (torch.__file__, __file__)
-    core().set_library_folders([os.path.dirname(file or "") + os.sep for file in packages])
 
 
 def hint(device: int, timeout_s: float) -> tuple[str | None, bool]:
@@ -69,7 +66,8 @@ def hint(device: int, timeout_s: float) -> tuple[str | None, bool]:
     if total == 0:
         return None, complete
     at_least = "" if complete else "at least "
-    return f"A live traceback holds {at_least}{human(total)}: {holdings[0]}; it is free when the exception is.", True
+    text = f"A live traceback holds {at_least}{human(total)}: {holdings[0]}; it is free when the exception is."
+    return sayable(text), True
 
 
 def traceback_holdings(device: int, timeout_s: float) -> tuple[list[TracebackHolding], bool]:

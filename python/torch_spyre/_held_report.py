@@ -18,7 +18,9 @@ _HOW_TO_RECORD = "not recorded; see torch.spyre.memory._record_memory_history()"
 
 @dataclass(frozen=True)
 class Holder:
-    """The live memory that one place in the program allocated: the innermost frame that is not PyTorch's own."""
+    """The live memory that one place in the program allocated: the innermost frame of the program itself, or else the
+    innermost that is not PyTorch's.
+    """
 
     nbytes: int
     blocks: int

@@ -17,7 +17,7 @@ def requested_index(device: DeviceLike) -> int | None:
 
     Raises ValueError for a device of another type, TypeError for what is no device.
     """
-    if device is None or isinstance(device, int):
+    if device is None or (isinstance(device, int) and not isinstance(device, bool)):
         return device
     if isinstance(device, str):
         device = torch.device(device)

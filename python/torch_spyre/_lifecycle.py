@@ -15,7 +15,16 @@ from typing import NoReturn, cast
 import torch
 from torch.utils import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from torch_spyre import _autograd_workers, _binary, _data_parallel, _dlpack, _processes, _safetensors
+from torch_spyre import (
+    _autograd_workers,
+    _binary,
+    _data_parallel,
+    _dlpack,
+    _fake_tensors,
+    _flop_counter,
+    _processes,
+    _safetensors,
+)
 from torch_spyre._core_api import Core
 
 _lock = threading.Lock()
@@ -73,8 +82,9 @@ def _load() -> None:
 
 
 def _explain_failures() -> None:
-    from torch_spyre import _cycles, _held  # They use core().
+    from torch_spyre import _cycles, _held, _libraries  # They use core().
 
+    _libraries.install()
     _cycles.install()
     _held.install()
 
@@ -102,7 +112,7 @@ def _register() -> None:
         _core, _failure = None, error.with_traceback(None)
     else:
         device_module._publish_submodules()
-        for extension in (_data_parallel, _dlpack, _processes, _safetensors):
+        for extension in (_data_parallel, _dlpack, _fake_tensors, _flop_counter, _processes, _safetensors):
             extension.install()
         distributed.register()
 

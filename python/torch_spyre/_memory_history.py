@@ -10,10 +10,11 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
+from torch_spyre._arguments import checked_bool, checked_int
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 
@@ -76,10 +77,10 @@ def _record(
         raise ValueError(f"context={context!r}: expected 'state', 'alloc', 'all' or None")
     if stacks not in _STACKS:
         raise ValueError(f"stacks={stacks!r}: expected 'python' or 'all'")
-    if isinstance(max_entries, bool) or not isinstance(max_entries, int):
-        raise TypeError(f"max_entries={max_entries!r} is not an int; expected a number of events, at least 0")
-    if max_entries < 0:
-        raise ValueError(f"max_entries={max_entries}: expected a number of events, at least 0")
+    checked_int("max_entries", max_entries, "a number of events", 0)
+    checked_bool("clear_history", clear_history)
+    checked_bool("stream_socket", stream_socket)
+    skipped = _checked_actions(skip_actions)
     unsupported = {
         "compile_context": compile_context,
         "global_record_annotations": global_record_annotations,
@@ -102,9 +103,21 @@ def _record(
             core().stop_history(index)
         else:
             kept = max_entries if enabled == "all" else 0
-            core().record_history(index, min(kept, sys.maxsize), context, clear_history, list(skip_actions or ()))
+            core().record_history(index, min(kept, sys.maxsize), context, clear_history, skipped)
     if has_stream:
-        core().start_history_stream(file, bool(stream_socket))
+        core().start_history_stream(file, stream_socket)
+
+
+def _checked_actions(actions: Any) -> list[str]:
+    """Refuses what is no sequence of names; which names there are the extension knows."""
+    if actions is None:
+        return []
+    if isinstance(actions, str) or not isinstance(actions, Collection):
+        raise TypeError(f"skip_actions={actions!r}: expected a list of actions, or None")
+    for action in actions:
+        if not isinstance(action, str):
+            raise TypeError(f"skip_actions={actions!r}: expected names of actions, and {action!r} is not a str")
+    return list(actions)
 
 
 def _record_in_older_form(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from torch_spyre._arguments import checked_int
 from torch_spyre._lifecycle import core, lazy_init
 
 if TYPE_CHECKING:
@@ -54,8 +55,5 @@ def register_pressure_hook(fn: Callable[[PressureEvent], object], *, priority: i
     lazy_init()
     if not callable(fn):
         raise TypeError(f"fn={fn!r} is not callable; expected a function of one argument")
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise TypeError(f"priority={priority!r} is not an int; expected one")
-    if not -(2**63) <= priority < 2**63:
-        raise ValueError(f"priority={priority} is out of range; expected an int of 64 bits")
+    checked_int("priority", priority, "a priority", -(2**63), 2**63 - 1)
     return RemovableHandle(core().register_pressure_hook(fn, priority))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing import reductions
-from torch.utils.data import get_worker_info
+
+_QUEUE_THREAD = "QueueFeederThread"
+"""The name of the thread with which a multiprocessing.Queue sends."""
 
 
 def install() -> None:
@@ -22,9 +25,9 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
         f"Cannot send a tensor on {storage.device} to another process: its memory belongs to this one. "
         f"Send tensor.cpu() instead, and move it to the device there."
     )
-    if get_worker_info() is not None:
-        # A worker of a DataLoader sends from a thread of its queue, where an error is printed and then forgotten, and
-        # the loader would wait for ever. So the error travels in place of the tensor.
+    if threading.current_thread().name == _QUEUE_THREAD:
+        # There an error would be printed and forgotten, and whoever reads the queue would wait for ever; the loader of
+        # a DataLoader's workers, for one. So the error travels in place of the tensor.
         return (_raise, (message,))
     raise RuntimeError(message)
 

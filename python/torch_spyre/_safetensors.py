@@ -6,52 +6,20 @@ has to happen when safetensors has been imported, which may be now or later.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from torch_spyre._when_imported import when_imported
+
 _PACKAGE = "safetensors"
 
 
 def install() -> None:
-    """Teaches safetensors the device's name: at once if it has been imported, else as soon as it is."""
-    imported = sys.modules.get(_PACKAGE)
-    if imported is not None and hasattr(imported, "safe_open"):
-        _teach(imported)
-    else:
-        sys.meta_path.insert(0, _Importer())
-
-
-class _Importer(importlib.abc.MetaPathFinder):
-    """Finds the package as the others do, and teaches it when it has run."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _PACKAGE:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    _teach_when_run(spec.loader)
-                return spec
-        return None
-
-
-def _teach_when_run(loader: Any) -> None:
-    run = loader.exec_module
-
-    def run_and_teach(module: ModuleType) -> None:
-        run(module)
-        _teach(module)
-
-    loader.exec_module = run_and_teach
+    """Teaches safetensors the device's name."""
+    when_imported(_PACKAGE, _teach)
 
 
 def _teach(package: ModuleType) -> None:

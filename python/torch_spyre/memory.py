@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torch_spyre._arguments import checked_bool, checked_int
 from torch_spyre._cycle_report import (
     CycleCollection,
     CycleHolder,
@@ -224,14 +225,10 @@ def set_pressure_policy(
     if gc is not None and gc not in _GC_POLICIES:
         expected = ", ".join(repr(policy) for policy in _GC_POLICIES)
         raise ValueError(f"gc={gc!r} is not a policy; expected one of {expected}")
-    if escalate is not None and not isinstance(escalate, bool):
-        raise TypeError(f"escalate={escalate!r} is not a bool; expected True or False")
+    if escalate is not None:
+        checked_bool("escalate", escalate)
     if timeout_ms is not None:
-        expected = f"expected milliseconds, from 1 to {_MAX_TIMEOUT_MS}"
-        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int):
-            raise TypeError(f"timeout_ms={timeout_ms!r} is not an int; {expected}")
-        if not 1 <= timeout_ms <= _MAX_TIMEOUT_MS:
-            raise ValueError(f"timeout_ms={timeout_ms} is out of range; {expected}")
+        checked_int("timeout_ms", timeout_ms, "milliseconds", 1, _MAX_TIMEOUT_MS)
     core().set_pressure_policy(gc, escalate, timeout_ms)
 
 

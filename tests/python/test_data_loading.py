@@ -140,6 +140,15 @@ def main(method):
     else:
         raise SystemExit("device tensors came from a worker")
     assert (warm + 1).sum().item() == 6
+    # The error of a queue's sending thread reaches whoever reads the queue.
+    queue = torch.multiprocessing.get_context(method).Queue()
+    queue.put(warm)
+    try:
+        queue.get(timeout=60)
+    except RuntimeError as error:
+        assert "Cannot send a tensor on spyre:0" in str(error), error
+    else:
+        raise SystemExit("a device tensor went through a queue")
 
 if __name__ == "__main__":
     import sys

@@ -18,6 +18,7 @@ SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 5.0]])
 COMPLEX = torch.complex(A, B)
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 INDEX = torch.tensor([2, 0, 1])
+NHWC = torch.channels_last
 
 CASES: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "add": (torch.add, (A, B)),
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "scatter_add": (lambda a, i, b: a.scatter_add(0, i[None], b[:1, :3].clone()), (A, INDEX, B)),
     "embedding": (lambda w, i: functional.embedding(i, w), (A, INDEX)),
     "cumsum": (lambda a: a.cumsum(1), (A,)),
+    "pixel_shuffle_channels_last": (
+        lambda x: functional.pixel_shuffle(x.repeat(1, 4, 1, 1).to(memory_format=NHWC), 2),
+        (IMAGE,),
+    ),
+    "pixel_unshuffle_channels_last": (lambda x: functional.pixel_unshuffle(x.to(memory_format=NHWC), 2), (IMAGE,)),
     "clamp_tensor": (lambda a, b: a.clamp(min=b), (A, B)),
     "solve": (lambda m, a: torch.linalg.solve(m, a), (SQUARE, A)),
     "solve_that_conjugates_lazily": (
@@ -327,6 +333,44 @@ class TestUnavailable:
     def test_no_cpu_kernel(self) -> None:
         with pytest.raises(NotImplementedError, match="not available on spyre"):
             torch.ops.aten._cudnn_init_dropout_state(0.5, True, 1, dtype=torch.uint8, device="spyre")
+
+
+DETERMINISTIC: dict[str, Callable[[str], torch.Tensor]] = {
+    "empty": lambda device: torch.empty(5, device=device),
+    "empty_integers": lambda device: torch.empty(5, dtype=torch.int32, device=device),
+    "empty_complex": lambda device: torch.empty(5, dtype=torch.complex64, device=device),
+    "empty_strided": lambda device: torch.empty_strided((2, 3), (4, 1), device=device),
+    "empty_like": lambda device: torch.empty_like(torch.ones(2, 3, device=device)),
+    "new_empty": lambda device: torch.ones(2, device=device).new_empty(7),
+    "resize": lambda device: torch.ones(2, device=device).resize_(9),
+}
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_deterministic_algorithms_fill_uninitialised_memory(name: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        actual, expected = DETERMINISTIC[name]("spyre"), DETERMINISTIC[name]("cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert actual.stride() == expected.stride()
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_windows() -> None:
+    for window in (torch.bartlett_window, torch.blackman_window, torch.hann_window, torch.kaiser_window):
+        torch.testing.assert_close(window(7, device="spyre").cpu(), window(7), rtol=0, atol=0)
+    actual = torch.kaiser_window(7, False, 5.0, dtype=torch.float64, device="spyre")
+    assert actual.is_spyre
+    assert torch.equal(actual.cpu(), torch.kaiser_window(7, False, 5.0, dtype=torch.float64))
+
+
+def test_lazy_clone_is_a_clone() -> None:
+    original = torch.ones(3, device="spyre")
+    clone = torch._lazy_clone(original)
+    clone.add_(1)
+    original.mul_(5)
+    assert (clone.tolist(), original.tolist()) == ([2, 2, 2], [5, 5, 5])
 
 
 def test_results_are_in_device_memory() -> None:

@@ -120,8 +120,19 @@ def test_copies_between_devices(on_two_devices: OnTwoDevices) -> None:
         pinned = torch.ones(4).pin_memory()
         assert pinned.is_pinned() and pinned.to("spyre:1", non_blocking=True).get_device() == 1
         assert torch.equal(torch.ones(3, device="spyre:0").expand(2, 3).to("spyre:1").cpu(), torch.ones(2, 3))
+        scales = torch.tensor([0.5, 1.0], device="spyre:0")
+        ones = torch.ones(2, 3, device="spyre:0")
+        quantized = torch.quantize_per_channel(ones, scales, scales.long(), 0, torch.qint8)
+        moved = quantized.to("spyre:1")
+        assert {t.get_device() for t in (moved, moved.q_per_channel_scales(), moved.dequantize())} == {1}
+        assert torch.equal(moved.dequantize().cpu(), torch.ones(2, 3))
         storage = a.untyped_storage()
         assert storage.spyre(1).device == torch.device("spyre:1") and storage.spyre(0) is storage
+        storage = b.untyped_storage()
+        for size in (0, 1 << 20):
+            storage.resize_(size)
+            assert storage.device == torch.device("spyre:1")
+        assert spyre.memory_allocated(1) >= 1 << 20
         """
     )
 

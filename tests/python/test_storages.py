@@ -35,9 +35,16 @@ class TestStorages:
         storage.resize_(0)
         assert torch.spyre.memory_allocated() == before
         assert (storage.nbytes(), storage.data_ptr()) == (0, 0)
+        assert storage.device == torch.device("spyre", 0)
         storage.resize_(1 << 20)
         tensor.fill_(3)
         assert tensor.sum().item() == 3 << 20
+
+    def test_a_tensor_without_memory_can_be_set(self) -> None:
+        tensor = torch.ones(4, device="spyre")
+        tensor.untyped_storage().resize_(0)
+        tensor.set_(torch.arange(3.0, device="spyre"))
+        assert tensor.tolist() == [0, 1, 2]
 
     def test_resizing_beyond_the_device(self) -> None:
         storage = torch.ones(4, device="spyre").untyped_storage()

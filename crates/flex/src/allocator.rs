@@ -290,6 +290,14 @@ impl FlexAllocator {
     ///
     /// # Errors
     /// [`FlexError::Forked`] in a forked child.
+    pub fn regions(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
+        self.with_drained(|state| state.arena.snapshot_with(|index| self.shared.facts_of(index)))
+    }
+
+    /// As [`regions`](Self::regions), and the history has an event that says when.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
     pub fn snapshot(&self) -> Result<Vec<RegionSnapshot>, FlexError> {
         Ok(self.snapshot_blocks()?.0)
     }

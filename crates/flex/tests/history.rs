@@ -343,6 +343,8 @@ fn a_snapshot_shows_the_events_before_it_and_is_one() {
     let (regions, second) = allocator.snapshot_with_events().unwrap();
     assert_eq!(second.events[2].kind, EventKind::SnapshotTaken);
     assert_eq!((second.events.len(), second.lost), (3, 0));
+    assert_eq!(allocator.regions().unwrap(), regions, "a look that leaves no event");
+    assert_eq!(allocator.snapshot_with_events().unwrap().1.events.len(), 4);
     assert_eq!(regions[0].blocks.iter().filter(|block| block.occupied).count(), 1);
 }
 

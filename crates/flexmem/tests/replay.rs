@@ -2,14 +2,15 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
 use common::sample;
 use flex::RegionOrder;
-use flex_trace::{Action, Record};
+use flex_trace::{Action, Event, Header, Record, Writer};
 use flexmem::TraceFile;
-use flexmem::replay::{CachingAllocator, FlexReplay, Layout, Operations, play};
+use flexmem::replay::{CachingAllocator, FlexReplay, Layout, Operations, Segments, play};
 
 const ONE: Layout = Layout { regions: 1 };
 
@@ -19,37 +20,121 @@ fn only(name: &str) -> Operations {
     all.remove(0).1
 }
 
-/// The model takes the same segments at the same moments and hands out the same addresses as PyTorch did, given the
-/// addresses that the device gave the segments.
+/// What following a trace came across.
+#[derive(Debug, Default, PartialEq)]
+struct Followed {
+    segments: usize,
+    returned: usize,
+    allocations: usize,
+    live: usize,
+    refused: usize,
+    reserved_bytes: u64,
+}
+
+/// What happened on one device of a file.
+fn actions(path: &Path, device: u32) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let mut keep = |record: &Record<'_>, _: &_| match record {
+        Record::Event(event) if event.device == device => actions.push(event.action),
+        _ => {}
+    };
+    TraceFile::open(path).unwrap().each(&mut keep).unwrap();
+    actions
+}
+
+/// The model takes and returns the same segments at the same moments and hands out the same addresses as PyTorch did,
+/// given the addresses that the device gave the segments; it refuses what was refused.
+fn follow(actions: &[Action], mut model: CachingAllocator) -> Followed {
+    let (mut found, mut live) = (Followed::default(), HashMap::new());
+    for action in actions {
+        match *action {
+            Action::RegionAcquired { address, size_bytes, .. } => {
+                model.place_next_segment(address.0);
+                found.reserved_bytes += size_bytes;
+                found.segments += 1;
+            }
+            Action::RegionReleased { size_bytes, .. } => {
+                found.reserved_bytes -= size_bytes;
+                found.returned += 1;
+            }
+            Action::Allocated { address, size_bytes, stream, .. } => {
+                let block = model.allocate(size_bytes, stream).unwrap();
+                assert_eq!(model.offset_bytes(block), address.0, "{found:?}");
+                assert_eq!(model.reserved_bytes(), found.reserved_bytes, "{found:?}");
+                live.insert(address.0, block);
+                found.allocations += 1;
+            }
+            Action::OutOfMemory { requested_bytes, .. } => {
+                assert_eq!(model.allocate(requested_bytes, 0), None);
+                assert_eq!(model.reserved_bytes(), found.reserved_bytes, "{found:?}");
+                found.refused += 1;
+            }
+            Action::Freed { address, .. } => model.free(live.remove(&address.0).unwrap()),
+            _ => {}
+        }
+    }
+    Followed { live: live.len(), ..found }
+}
+
 #[test]
 fn the_model_follows_a_real_trace_block_by_block() {
-    let mut trace = TraceFile::open(&sample("complete_trace.pickle")).unwrap();
-    let mut model = CachingAllocator::new(1 << 40);
-    let (mut reserved, mut segments, mut allocations) = (0, 0, 0);
-    let mut live = std::collections::HashMap::new();
-    trace
-        .each(|record, _| {
-            let Record::Event(event) = record else { return };
-            match event.action {
-                Action::RegionAcquired { address, size_bytes, .. } => {
-                    model.place_next_segment(address.0);
-                    reserved += size_bytes;
-                    segments += 1;
-                }
-                Action::Allocated { address, size_bytes, stream, .. } => {
-                    let block = model.allocate(size_bytes, stream).unwrap();
-                    assert_eq!(model.offset_bytes(block), address.0);
-                    assert_eq!(model.reserved_bytes(), reserved);
-                    live.insert(address.0, block);
-                    allocations += 1;
-                }
-                Action::Freed { address, .. } => model.free(live.remove(&address.0).unwrap()),
-                _ => {}
-            }
-        })
-        .unwrap();
-    assert_eq!((segments, allocations, live.len()), (9, 36, 10), "the whole trace");
-    assert_eq!(model.reserved_bytes(), 3_781_165_056);
+    let found = follow(&actions(&sample("complete_trace.pickle"), 0), CachingAllocator::new(1 << 40));
+    let (segments, allocations, live) = (9, 36, 10);
+    let reserved_bytes = 3_781_165_056;
+    assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
+}
+
+/// Device 1 ran full: memory moved from holes to the end of the segment, and then a request was refused.
+#[test]
+fn the_model_follows_segments_that_grow_block_by_block() {
+    let file = sample("expandable_oom_four_devices.pickle");
+    let model = |memory_bytes| CachingAllocator::with_segments(memory_bytes, Segments::Expandable);
+    let found = follow(&actions(&file, 2), model(80 << 30));
+    let (segments, allocations, live, reserved_bytes) = (78, 392, 186, 21_883_781_120);
+    assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
+
+    // The same sample before the history of device 0 was cut, to make it small.
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../benches/data/snapshots/expandable_oom_four_devices.trace");
+    let found = follow(&actions(&whole, 0), model(80 << 30));
+    let (segments, allocations, live, reserved_bytes) = (175, 2434, 2434 - 1918, 8_541_700_096);
+    assert_eq!(found, Followed { segments, allocations, live, reserved_bytes, ..Followed::default() });
+
+    let reserved_bytes = 84_202_749_952;
+    // What was reserved when the request was refused, and what the device had free then.
+    let found = follow(&actions(&file, 1), model(reserved_bytes + 95_682_560));
+    let (segments, returned, allocations, live, refused) = (40, 6, 199, 24, 1);
+    assert_eq!(found, Followed { segments, returned, allocations, live, refused, reserved_bytes });
+}
+
+#[test]
+fn segments_are_those_that_the_trace_shows_or_the_settings_name() {
+    let segments = |name: &str| -> Vec<Segments> {
+        let all = Operations::of(&mut TraceFile::open(&sample(name)).unwrap()).unwrap();
+        all.iter().map(|(_, operations)| operations.segments()).collect()
+    };
+    assert_eq!(segments("expandable_oom_four_devices.pickle"), [Segments::Expandable; 3]);
+    assert_eq!(segments("complete_trace.pickle"), [Segments::Fixed]);
+    assert_eq!(segments("no_time_field.pickle"), [Segments::Fixed]);
+    let generated = |setting: &str, region: Option<bool>| {
+        let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+        writer.write(&Record::Setting { key: "expandable_segments", value: setting }).unwrap();
+        let address = 4096.into();
+        let region =
+            region.map(|mapped| Action::RegionAcquired { address, size_bytes: 1 << 21, stream: 0, mapped });
+        let allocated = Action::Allocated { address, size_bytes: 512, rounded_bytes: None, stream: 0 };
+        for action in region.into_iter().chain([allocated]) {
+            writer.write(&Record::Event(Event::new(0, action))).unwrap();
+        }
+        let bytes = writer.finish().unwrap();
+        Operations::of(&mut TraceFile::import(bytes.as_slice(), "generated").unwrap()).unwrap()[0]
+            .1
+            .segments()
+    };
+    assert_eq!(generated("True", None), Segments::Expandable);
+    assert_eq!(generated("False", None), Segments::Fixed);
+    assert_eq!(generated("True", Some(false)), Segments::Fixed, "the platform has none");
+    assert_eq!(generated("False", Some(true)), Segments::Expandable);
 }
 
 #[test]
@@ -124,7 +209,7 @@ fn the_command_says_whether_the_memory_does() {
         flexmem(&["replay", &file, "--device", "0", "--device-memory", "7.95GiB", "--compare"]);
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("FlexAllocator\n  served         all 601 allocations"), "{text}");
-    assert!(text.contains("without expandable segments)\n  out of memory"), "{text}");
+    assert!(text.contains("(a model, with expandable segments)\n  "), "{text}");
     let file = sample("complete_trace.pickle").display().to_string();
     let (status, text) = flexmem(&["replay", &file, "--device-memory", "1GiB"]);
     assert_eq!(status, Some(3), "{text}");

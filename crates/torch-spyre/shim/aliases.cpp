@@ -63,7 +63,7 @@ at::Tensor Aliases::result(const at::Tensor& cpu, c10::DeviceIndex device, const
         return sparse_result(cpu, device, operation);
     }
     check_representable(cpu, operation);
-    return is_alias_storage(cpu.storage()) ? argument_or_view(cpu) : copy_to_spyre(cpu, device);
+    return is_alias_storage(cpu.storage()) ? argument_or_view(cpu, device) : copy_to_spyre(cpu, device);
 }
 
 at::Tensor Aliases::sparse_result(const at::Tensor& cpu, c10::DeviceIndex device, const char* operation) {
@@ -79,7 +79,7 @@ at::Tensor Aliases::sparse_result(const at::Tensor& cpu, c10::DeviceIndex device
     return sparse_like(cpu, parts);
 }
 
-at::Tensor Aliases::argument_or_view(const at::Tensor& cpu) const {
+at::Tensor Aliases::argument_or_view(const at::Tensor& cpu, c10::DeviceIndex device) const {
     const Pair* base = nullptr;
     for (const auto& pair : pairs_) {
         if (pair.cpu.is_same(cpu)) {
@@ -89,8 +89,13 @@ at::Tensor Aliases::argument_or_view(const at::Tensor& cpu) const {
             base = &pair;
         }
     }
-    // Not of an argument: a quantizer keeps the aliases of its scales.
-    return base ? view_like(*base->device, cpu) : spyre_tensor_behind(cpu);
+    if (C10_LIKELY(base != nullptr)) {
+        return view_like(*base->device, cpu);
+    }
+    // Not of an argument: a quantizer keeps the aliases of its scales, also where its tensor was copied from
+    // another device.
+    auto behind = spyre_tensor_behind(cpu);
+    return behind.device().index() == device ? behind : copy_to_spyre(cpu, device);
 }
 
 void Aliases::write_back() {

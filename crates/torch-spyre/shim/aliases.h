@@ -43,7 +43,7 @@ class Aliases {
 
     at::Tensor& of_sparse(c10::MaybeOwned<at::Tensor> tensor, bool writable);
     at::Tensor sparse_result(const at::Tensor& cpu, c10::DeviceIndex device, const char* operation);
-    at::Tensor argument_or_view(const at::Tensor& cpu) const;
+    at::Tensor argument_or_view(const at::Tensor& cpu, c10::DeviceIndex device) const;
     static void take_over_memory(Pair& pair);
     static void take_over_layout(const Pair& pair);
 

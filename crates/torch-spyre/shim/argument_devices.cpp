@@ -11,9 +11,9 @@
 namespace spyre {
 namespace {
 
-// Copying a sparse tensor; copies of dense ones have a kernel of their own.
+// Copying a sparse tensor, as copies of dense ones have a kernel of their own, and one element to all.
 bool moves_between_devices(std::string_view name) {
-    return name == "aten::copy_" || name == "aten::copy_sparse_to_sparse_";
+    return name == "aten::copy_" || name == "aten::copy_sparse_to_sparse_" || name == "aten::fill_";
 }
 
 // Operators that take lengths on the CPU next to data on any device.
@@ -33,8 +33,8 @@ bool mixes_with_any_device(const at::Tensor& tensor) {
 
 }  // namespace
 
-void SeenDevices::see_another(c10::Device device, int64_t dimensions) {
-    if (device.is_cpu() && dimensions == 0) {
+void SeenDevices::see_another(c10::Device device, bool scalar) {
+    if (device.is_cpu() && scalar) {
         return;
     }
     if (!spyre_ && device.type() == kSpyre) {
@@ -56,7 +56,7 @@ void ArgumentDevices::see(const c10::IValue& value, const c10::Argument& argumen
     if (value.isTensor()) {
         const auto& tensor = value.toTensor();
         if (!tensor.is_cpu() || !is_cpu_lengths(schema_.name(), argument.name())) {
-            seen_.see(tensor);
+            seen_.see(tensor, argument.alias_info() != nullptr && argument.alias_info()->isWrite());
         }
     } else if (value.isTensorList()) {
         see_list(value);
@@ -64,7 +64,7 @@ void ArgumentDevices::see(const c10::IValue& value, const c10::Argument& argumen
         // Indices may be on the CPU whatever they index, but not on a device when they index a CPU tensor.
         for (const std::optional<at::Tensor>& index : value.toOptionalTensorList()) {
             if (index && !index->is_cpu()) {
-                seen_.see(*index);
+                seen_.see(*index, false);
             }
         }
     } else if (value.isDevice()) {
@@ -80,7 +80,7 @@ void ArgumentDevices::see_list(const c10::IValue& list) {
     size_t position = 0;
     for (const at::Tensor& tensor : list.toTensorList()) {
         if (!elementwise_) {
-            seen_.see(tensor);
+            seen_.see(tensor, false);
             continue;
         }
         const auto device = tensor.device();

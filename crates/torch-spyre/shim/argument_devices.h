@@ -12,16 +12,17 @@
 
 namespace spyre {
 
-// The devices of the tensors of one call. A CPU tensor without dimensions mixes with any device.
+// The devices of the tensors of one call. A CPU tensor without dimensions mixes with any device, unless the
+// call writes it.
 class SeenDevices {
   public:
-    void see(const at::Tensor& tensor) {
+    void see(const at::Tensor& tensor, bool written) {
         if (C10_LIKELY(tensor.defined())) {
             const auto device = tensor.device();
             if (C10_LIKELY(first_ == device && spyre_ == device)) {
                 return;
             }
-            see_another(device, tensor.dim());
+            see_another(device, !written && tensor.dim() == 0);
         }
     }
 
@@ -41,7 +42,7 @@ class SeenDevices {
     }
 
   private:
-    void see_another(c10::Device device, int64_t dimensions);
+    void see_another(c10::Device device, bool scalar);
     [[noreturn]] void fail() const;
 
     std::optional<c10::Device> first_;
@@ -50,8 +51,8 @@ class SeenDevices {
 };
 
 // Looks at the arguments of one call in order. The rules are those of CUDA: all tensors on one device, but a
-// CPU tensor without dimensions mixes with any device, as do indices. The lists of a `_foreach_` operator are
-// compared element by element.
+// CPU tensor without dimensions that is only read mixes with any device, as do indices. The lists of a
+// `_foreach_` operator are compared element by element.
 class ArgumentDevices {
   public:
     explicit ArgumentDevices(const c10::FunctionSchema& schema);

@@ -48,6 +48,25 @@ class CollectiveAliases {
         return aliases;
     }
 
+    // The same in one dimension, if `tensor` is contiguous. Collectives of whole tensors are about memory,
+    // but gloo asks for shapes; torch gives other backends those that NCCL takes.
+    at::Tensor flat_of(const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.is_privateuseone() || !tensor.is_contiguous()) {
+            return of(tensor);
+        }
+        pairs_.emplace_back(cpu_alias(tensor).view({-1}), tensor);
+        return pairs_.back().first;
+    }
+
+    Tensors flat_of(const Tensors& tensors) {
+        Tensors aliases;
+        aliases.reserve(tensors.size());
+        for (const auto& tensor : tensors) {
+            aliases.push_back(flat_of(tensor));
+        }
+        return aliases;
+    }
+
     bool empty() const { return pairs_.empty(); }
 
     bool any_sparse() const {

@@ -34,7 +34,7 @@ struct Direct<Operator, at::Tensor&(Arguments...)> {
 
     static at::Tensor& run(Arguments... arguments) {
         SeenDevices devices;
-        (see(devices, arguments), ...);
+        (see<Arguments>(devices, arguments), ...);
         devices.check();
         Aliases aliases;
         {
@@ -49,13 +49,13 @@ struct Direct<Operator, at::Tensor&(Arguments...)> {
     }
 
   private:
-    template <class Argument>
-    static void see(SeenDevices& devices, const Argument& argument) {
-        static_assert(!std::is_same_v<Argument, std::optional<at::Tensor>> &&
-                          !std::is_same_v<Argument, c10::ArrayRef<at::Tensor>>,
+    template <class Argument, class Value>
+    static void see(SeenDevices& devices, const Value& argument) {
+        static_assert(!std::is_same_v<Value, std::optional<at::Tensor>> &&
+                          !std::is_same_v<Value, c10::ArrayRef<at::Tensor>>,
                       "tensors in options and lists are the fallback's");
         if constexpr (is_tensor<Argument>) {
-            devices.see(argument);
+            devices.see(argument, is_written<Argument>);
         }
     }
 

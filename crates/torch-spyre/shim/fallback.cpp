@@ -200,6 +200,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     // They look for a kernel of this device, or at the type of the device.
     use_fallback("conj_physical_");
     use_fallback("mode.values");
+    use_fallback("kaiser_window");
+    use_fallback("kaiser_window.periodic");
+    use_fallback("kaiser_window.beta");
+    // Other devices lose the memory format.
+    use_fallback("pixel_shuffle");
+    use_fallback("pixel_unshuffle");
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(fallback_to<c10::DispatchKey::CPU>()); }

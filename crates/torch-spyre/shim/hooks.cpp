@@ -44,7 +44,7 @@ class SpyreHooks final : public at::PrivateUse1HooksInterface {
 
     at::Device getDeviceFromPtr(void* data) const override {
         const auto device = static_cast<c10::DeviceIndex>(spyre_rs_device_of(data));
-        TORCH_CHECK(device >= 0, "the address does not belong to a spyre device");
+        TORCH_CHECK(device >= 0, "the address ", data, " does not belong to a spyre device");
         return {kSpyre, device};
     }
 
@@ -54,9 +54,14 @@ class SpyreHooks final : public at::PrivateUse1HooksInterface {
     at::Generator getNewGenerator(c10::DeviceIndex device) const override { return new_generator(device); }
 
     void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
-        const CurrentDeviceScope scope(storage.device().index());
+        const auto device = storage.device();
+        const CurrentDeviceScope scope(device.index());
         // Device memory is host-addressable; the new bytes come from the storage's own allocator.
-        at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), nbytes);
+        auto* const impl = storage.unsafeGetStorageImpl();
+        at::native::resize_bytes_cpu(impl, nbytes);
+        if (nbytes == 0) {  // Having no memory, it would be a CPU storage.
+            impl->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+        }
     }
 };
 

@@ -1,7 +1,9 @@
 // Kernels that every backend has to provide itself: creating tensors, views without copies, copies between
 // devices, storages, and reading one element.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense_cpu_dispatch.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -24,9 +26,18 @@ namespace {
 // ---- creation
 
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
-    TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided,
-                                "only strided tensors are available on spyre, not ", *layout);
+    TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided, "a tensor of the layout ",
+                                *layout, " cannot be created without its parts on spyre");
     TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
+}
+
+// torch.use_deterministic_algorithms() promises that uninitialised memory always reads the same.
+at::Tensor filled_if_deterministic(at::Tensor tensor) {
+    const auto& context = at::globalContext();
+    if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+        at::native::fill_empty_deterministic_(tensor);
+    }
+    return tensor;
 }
 
 at::Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
@@ -34,16 +45,17 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
                  std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> memory_format) {
     check_options(layout, pin_memory);
     const CurrentDeviceScope scope(resolve_device(device).index());
-    return at::detail::empty_generic(sizes, device_allocator(),
-                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                     c10::dtype_or_default(dtype), memory_format);
+    return filled_if_deterministic(at::detail::empty_generic(
+        sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+        c10::dtype_or_default(dtype), memory_format));
 }
 
 at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                          std::optional<c10::Device> device, std::optional<bool> pin_memory) {
     check_options(layout, pin_memory);
-    return empty_spyre(sizes, strides, c10::dtype_or_default(dtype), resolve_device(device).index());
+    return filled_if_deterministic(
+        empty_spyre(sizes, strides, c10::dtype_or_default(dtype), resolve_device(device).index()));
 }
 
 // Gives no memory at all: torch replaces a tensor with the key ZeroTensor before anything looks at its bytes.
@@ -129,6 +141,10 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
     return at::cpu::_local_scalar_dense(cpu_alias(self));
 }
 
+// A lazy clone shares the memory until one of the two is written, by a contract between torch and allocators
+// whose blocks are known by their address alone. This one copies at once.
+at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
+
 // ---- others
 
 // The memory is in use by no stream once the call that uses it has returned.
@@ -165,11 +181,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar_dense);
+    m.impl("_lazy_clone", lazy_clone);
     m.impl("record_stream", record_stream);
     m.impl("native_dropout", native_dropout);
 }
 
-TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { m.impl("_copy_from", copy_from); }
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
+    m.impl("_copy_from", copy_from);
+    // Rebuilding a tensor that was saved gives it the storage that was saved.
+    m.impl("set_.source_Storage_storage_offset", at::native::set_storage_quantized_);
+}
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { m.impl("_copy_from", copy_from); }
 
 }  // namespace spyre

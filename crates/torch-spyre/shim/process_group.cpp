@@ -83,7 +83,7 @@ class AliasBackend final : public Backend {
 
     WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                             const c10d::AllgatherOptions& options) override {
-        return with_aliases(output, input, [&](auto& to, auto& from) {
+        return with_flat_aliases(output, input, [&](auto& to, auto& from) {
             return backend_->_allgather_base(to, from, options);
         });
     }
@@ -97,7 +97,7 @@ class AliasBackend final : public Backend {
 
     WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& options) override {
-        return with_aliases(outputs, inputs, [&](auto& to, auto& from) {
+        return with_flat_aliases(outputs, inputs, [&](auto& to, auto& from) {
             return backend_->allgather_into_tensor_coalesced(to, from, options);
         });
     }
@@ -121,14 +121,14 @@ class AliasBackend final : public Backend {
 
     WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                  const c10d::ReduceScatterOptions& options) override {
-        return with_aliases(output, input, [&](auto& to, auto& from) {
+        return with_flat_aliases(output, input, [&](auto& to, auto& from) {
             return backend_->_reduce_scatter_base(to, from, options);
         });
     }
 
     WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                             const c10d::ReduceScatterOptions& options) override {
-        return with_aliases(outputs, inputs, [&](auto& to, auto& from) {
+        return with_flat_aliases(outputs, inputs, [&](auto& to, auto& from) {
             return backend_->reduce_scatter_tensor_coalesced(to, from, options);
         });
     }
@@ -207,6 +207,14 @@ class AliasBackend final : public Backend {
         CollectiveAliases aliases;
         auto to = aliases.of(outputs);
         auto from = aliases.of(inputs);
+        return work(collective(to, from), std::move(aliases));
+    }
+
+    template <typename Outputs, typename Inputs, typename Collective>
+    WorkPtr with_flat_aliases(const Outputs& outputs, const Inputs& inputs, const Collective& collective) {
+        CollectiveAliases aliases;
+        auto to = aliases.flat_of(outputs);
+        auto from = aliases.flat_of(inputs);
         return work(collective(to, from), std::move(aliases));
     }
 

@@ -5,12 +5,12 @@
 //! interpreter. Places are known while history is recorded.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use flex::{BlockSnapshot, MemoryType, RegionSnapshot};
 
 use crate::interpreter::stacks::{self, Frame};
+use crate::libraries;
 use crate::runtime::DeviceMemory;
 
 /// Fewer blocks of a place do not show whether more are coming.
@@ -58,7 +58,7 @@ pub(crate) struct Blocker {
 /// Surveys a device's tensor memory; `None` in a forked child.
 pub(crate) fn survey(device: &DeviceMemory) -> Option<Survey> {
     let recorded = device.allocator.is_recording();
-    let mut regions = device.allocator.snapshot().ok()?;
+    let mut regions = device.allocator.regions().ok()?;
     regions.retain(|region| region.memory_type == MemoryType::Tensor);
     let freed_allocations = device.allocator.statistics().ok()?.allocation.freed;
     let mut frames: HashMap<u32, Option<Frame>> = HashMap::new();
@@ -164,20 +164,10 @@ fn blockers(blocks: &[BlockSnapshot]) -> Vec<Blocker> {
     blocks.iter().enumerate().filter_map(beside).collect()
 }
 
-/// The folders of PyTorch and of this package: frames in there are nobody's own code.
-static LIBRARIES: OnceLock<Vec<String>> = OnceLock::new();
-
-/// Tells which folders are libraries. Only the first call counts.
-pub(crate) fn set_libraries(folders: Vec<String>) {
-    let _ = LIBRARIES.set(folders);
-}
-
-/// The innermost frame of a site that is not in a library, or of all if each is.
+/// The frame that stands for a site.
 pub(crate) fn own_frame(site: u32) -> Option<Frame> {
-    let libraries = LIBRARIES.get().map_or(&[][..], Vec::as_slice);
-    let is_library = |frame: &Frame| libraries.iter().any(|folder| frame.filename.starts_with(folder));
     let frames = stacks::frames(site);
-    frames.iter().find(|frame| !is_library(frame)).or(frames.first()).cloned()
+    frames.get(libraries::own_frame(frames.iter().map(|frame| &*frame.filename))).cloned()
 }
 
 /// A place in words: `train.py:12 (step)`.

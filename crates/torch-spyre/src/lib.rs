@@ -20,6 +20,7 @@ mod causes;
 mod configuration;
 mod holders;
 mod interpreter;
+mod libraries;
 mod message;
 mod runtime;
 mod stream;
@@ -48,7 +49,7 @@ mod _C {
     };
     #[pymodule_export]
     use crate::bindings::held::{
-        frozen_garbage_bytes, live_blocks, live_holders, set_library_folders, set_traceback_finder,
+        frozen_garbage_bytes, live_blocks, live_holders, own_frame, set_libraries, set_traceback_finder,
     };
     #[pymodule_export]
     use crate::bindings::history::{is_recording_history, memory_snapshot, record_history, stop_history};

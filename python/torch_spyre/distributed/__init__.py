@@ -16,11 +16,13 @@ import torch
 from torch import distributed
 
 from torch_spyre import _lifecycle
+from torch_spyre.distributed import _random_states
 
 
 def register() -> None:
     """Makes the backend known, where PyTorch was built with `torch.distributed`."""
     if distributed.is_available():
+        _random_states.install()
         distributed.Backend.register_backend("spyre", _create, devices=["spyre", "cpu"])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+
+from torch_spyre._arguments import checked_bool, checked_int
 
 
 class Generation(IntEnum):
@@ -47,15 +48,15 @@ class Limits:
         time_share: float,
     ) -> Limits:
         """Raises TypeError or ValueError, naming the argument, its value and what was expected."""
-        checked_int("warmup_steps", warmup_steps, 0, "a number of steps")
+        checked_int("warmup_steps", warmup_steps, "a number of steps", 0)
         checked_bool("freeze", freeze)
         for name, value in (("young_bytes", young_bytes), ("full_bytes", full_bytes)):
             if value is not None:
-                checked_int(name, value, 1, "bytes")
-        checked_int("young_objects", young_objects, 1, "a number of objects")
+                checked_int(name, value, "bytes", 1)
+        checked_int("young_objects", young_objects, "a number of objects", 1)
         if full_objects is None:
             full_objects = young_objects * FULL_OVER_YOUNG_OBJECTS
-        checked_int("full_objects", full_objects, 1, "a number of objects")
+        checked_int("full_objects", full_objects, "a number of objects", 1)
         if isinstance(time_share, bool) or not isinstance(time_share, (int, float)):
             raise TypeError(f"time_share={time_share!r} is not a number; expected a share, above 0 and at most 1")
         if not 0 < time_share <= 1:
@@ -71,20 +72,6 @@ class Limits:
             young = max(1, capacity_bytes // 16)
             young = young if full is None else min(young, full)
         return young, young * FULL_OVER_YOUNG_BYTES if full is None else full
-
-
-def checked_int(name: str, value: Any, least: int, what: str) -> None:
-    """Refuses what is no int, or below `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is not an int; expected {what}, at least {least}")
-    if value < least:
-        raise ValueError(f"{name}={value} is out of range; expected {what}, at least {least}")
-
-
-def checked_bool(name: str, value: Any) -> None:
-    """Refuses what is no bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is not a bool; expected True or False")
 
 
 def checked_order(unit: str, young: int | None, full: int | None) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Self
 
 from torch import distributed
 
+from torch_spyre._arguments import checked_bool, checked_int
 from torch_spyre._index import DeviceLike, existing_index
 from torch_spyre._lifecycle import core, lazy_init
 from torch_spyre.gc._agreement import Alone, Ranks
-from torch_spyre.gc._limits import Generation, Limits, checked_bool, checked_int
+from torch_spyre.gc._limits import Generation, Limits
 from torch_spyre.gc._meter import Device
 from torch_spyre.gc._run import Run
 from torch_spyre.gc._statistics import PlanStatistics
@@ -146,6 +147,13 @@ def _readings(device: DeviceLike) -> Device:
     )
 
 
+def _is_group(group: object) -> bool:
+    """Whether `torch.distributed.new_group` may have returned it; to who is not in the group it returns a mark."""
+    if not distributed.is_available():
+        return False
+    return isinstance(group, distributed.ProcessGroup) or group == distributed.GroupMember.NON_GROUP_MEMBER
+
+
 def planned(
     *,
     warmup_steps: int = 3,
@@ -201,5 +209,7 @@ def planned(
     checked_bool("synchronize", synchronize)
     if group is not None and not synchronize:
         raise ValueError("group is for plans with synchronize=True; this one has synchronize=False")
-    checked_int("agree_every", agree_every, 1, "a number of steps")
+    checked_int("agree_every", agree_every, "a number of steps", 1)
+    if group is not None and not _is_group(group):
+        raise TypeError(f"group={group!r} is not a process group; expected what torch.distributed.new_group returns")
     return Plan(limits, device, synchronize, group, agree_every)

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.codegen.wrapper import (
+    EnterCudaStreamContextLine,
+    PythonWrapperCodegen,
+    SubgraphPythonWrapperCodegen,
+)
 
 
-class _AllocatesOnItsDevice(PythonWrapperCodegen):
-    """Names the device of a buffer with its index: the current device need not be that of the function's tensors."""
+class _PythonWrapper(PythonWrapperCodegen):
+    """Names the device of a buffer with its index: the current device need not be that of the function's tensors.
+
+    What a program does in the context of a stream is called as anything else, since streams order nothing here.
+    """
 
     def make_allocation(self, name: str, device: torch.device, *layout: Any, **options: Any) -> str:
         """The statement that allocates a buffer."""
@@ -21,12 +28,19 @@ class _AllocatesOnItsDevice(PythonWrapperCodegen):
             raise AttributeError(f"Inductor allocates in a new way: {code}")
         return indexed
 
+    def codegen_cuda_stream_enter(self, stream_idx: int) -> EnterCudaStreamContextLine:
+        """No statement; Inductor would use variables for streams that it sets for GPUs only."""
+        return EnterCudaStreamContextLine(stream_idx=stream_idx)
 
-class SpyreSubgraphWrapper(_AllocatesOnItsDevice, SubgraphPythonWrapperCodegen):
+    def codegen_cuda_stream_exit(self) -> None:
+        """No statement."""
+
+
+class SpyreSubgraphWrapper(_PythonWrapper, SubgraphPythonWrapperCodegen):
     """The code of a branch or a loop body."""
 
 
-class SpyreWrapper(_AllocatesOnItsDevice):
+class SpyreWrapper(_PythonWrapper):
     """The code of a whole graph."""
 
     @staticmethod

@@ -202,6 +202,46 @@ def test_derivatives_inside_the_graph() -> None:
     compiled_as_cpu(function, B, A)
 
 
+def test_results_with_a_cpu_scalar_are_on_the_device() -> None:
+    compiled = torch.compile(lambda c, a: (c + a, a * c, torch.where(c > 0, c, a)), fullgraph=True)
+    scalar = torch.tensor(2.0)
+    expected = scalar + A, A * scalar, scalar.expand(A.shape)
+    for ours, theirs in zip(compiled(scalar, A.to("spyre")), expected, strict=True):
+        same(ours, theirs, strides=False)
+
+
+def test_what_fake_tensors_predict_of_auxiliary_results() -> None:
+    def function(w: Tensor, i: Tensor, bags: Tensor, x: Tensor) -> Any:
+        sums = functional.embedding_bag(i, w, bags, mode="sum")
+        most = functional.embedding_bag(i, w, bags, mode="max", include_last_offset=True)
+        shuffled = functional.pixel_shuffle(x.to(memory_format=torch.channels_last), 2)
+        return sums, most, torch.nonzero_static(x[0, 0] > 0, size=100), shuffled
+
+    indices, bags = torch.tensor([4, 1, 1, 0, 2]), torch.tensor([0, 2, 5])
+    compiled_as_cpu(function, A[:5], indices, bags, torch.randn(2, 4, 6, 7))
+
+
+def test_gradients_of_embedding_bags() -> None:
+    def function(w: Tensor, i: Tensor, bags: Tensor) -> Any:
+        totals = [functional.embedding_bag(i, w, bags, mode=mode).sin().sum() for mode in ("sum", "mean", "max")]
+        return torch.autograd.grad(totals, w)
+
+    indices, bags = torch.tensor([4, 1, 1, 0, 2]), torch.tensor([0, 2])
+    compiled_as_cpu(function, A[:5].clone().requires_grad_(), indices, bags, fullgraph=False)
+
+
+def test_streams_order_nothing() -> None:
+    stream = torch.Stream("spyre")
+
+    def function(a: Tensor) -> Tensor:
+        with stream:
+            b = a + 1
+        stream.record_event().synchronize()
+        return b * 2
+
+    same(torch.compile(function)(A.to("spyre")), (A + 1) * 2)
+
+
 def test_graph_breaks() -> None:
     stream = torch.spyre.Stream()
     ours = A.to("spyre")

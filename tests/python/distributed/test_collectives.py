@@ -77,6 +77,21 @@ def all_reduce_of_sparse(rank: int, device: str) -> Any:
     return [each.to_dense() for each in (*tensors, future.value()[0])], [each._nnz() for each in tensors]
 
 
+def shapes_of_whole_tensors(rank: int) -> None:
+    stacked, row = torch.zeros(2, 4, device="spyre"), torch.zeros(1, 8, device="spyre")
+    dist.all_gather_into_tensor(stacked, mine(rank, "spyre"))
+    dist.all_gather_into_tensor(row, mine(rank, "spyre").view(2, 2))
+    assert stacked.view(1, 8).tolist() == row.tolist() == [[0, 1, 2, 3, 10, 11, 12, 13]]
+    part = torch.zeros(4, device="spyre")
+    dist.reduce_scatter_tensor(part, row)
+    assert part.tolist() == [each * 2 for each in row[0].tolist()[4 * rank : 4 * rank + 4]]
+
+
+def test_shapes_of_whole_tensors(ranks: Ranks) -> None:
+    """Gathering and scattering whole tensors takes the shapes that NCCL takes."""
+    ranks.run(shapes_of_whole_tensors)
+
+
 def broadcast(rank: int, device: str) -> Any:
     tensor = mine(rank, device)
     dist.broadcast(tensor, 1)

@@ -138,6 +138,98 @@ def test_fsdp2(ranks: Ranks, options: dict[str, Any], clip: bool) -> None:
     ranks.run(check_fsdp, options, clip)
 
 
+def check_first_fsdp(rank: int, use_orig_params: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    ours = FullyShardedDataParallel(model(), device_id=torch.device("spyre", 0), use_orig_params=use_orig_params)
+    train(rank, ours)
+    with FullyShardedDataParallel.summon_full_params(ours):
+        trained = torch.cat([parameter.detach().flatten().cpu() for parameter in ours.parameters()])
+    expected = torch.cat([parameter.detach().flatten() for parameter in on_one_cpu().parameters()])
+    torch.testing.assert_close(trained[: expected.numel()], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_first_fsdp(ranks: Ranks, use_orig_params: bool) -> None:
+    ranks.run(check_first_fsdp, use_orig_params)
+
+
+def check_attention_on_distributed_tensors(rank: int) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    query = torch.randn(1, 4, 8, 16, generator=torch.Generator().manual_seed(1))
+    heads = distribute_tensor(query.to("spyre"), init_device_mesh("spyre", (2,)), [Shard(1)])
+    with sdpa_kernel(SDPBackend.MATH):
+        actual: Any = functional.scaled_dot_product_attention(heads, heads, heads)
+    expected = functional.scaled_dot_product_attention(query, query, query)
+    torch.testing.assert_close(actual.full_tensor().cpu(), expected)
+
+
+def test_attention_on_distributed_tensors(ranks: Ranks) -> None:
+    ranks.run(check_attention_on_distributed_tensors)
+
+
+def check_synchronised_batch_norm(rank: int, dtype: torch.dtype, affine: bool) -> None:
+    torch.manual_seed(2)
+    data, slope = torch.randn(2, 3, 4, 5, dtype=torch.double), torch.randn(2, 3, 4, 5, dtype=torch.double)
+    reference = nn.BatchNorm1d(4, affine=affine, dtype=torch.double)
+    whole: Any = data.flatten(0, 1).requires_grad_()
+    expected = reference(whole)
+    (expected * slope.flatten(0, 1)).sum().backward()
+    ours = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4, affine=affine)).to("spyre")
+    part = data[rank].to("spyre", dtype).requires_grad_()
+    actual = ours(part)
+    (actual * slope[rank].to("spyre", dtype)).sum().backward()
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    pairs = [(actual, expected.view(2, 3, 4, 5)[rank]), (part.grad, whole.grad.view(2, 3, 4, 5)[rank])]
+    pairs += [(ours.running_mean, reference.running_mean), (ours.running_var, reference.running_var)]
+    if affine:  # Gradients of parameters are those of the part; DDP adds them up.
+        for one, other in zip(ours.parameters(), reference.parameters(), strict=True):
+            torch.distributed.all_reduce(one.grad)
+            pairs.append((one.grad, other.grad))
+    for mine, theirs in pairs:
+        assert mine.is_spyre
+        torch.testing.assert_close(mine.detach().cpu().double(), theirs.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "affine"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
+def test_synchronised_batch_norm(ranks: Ranks, dtype: torch.dtype, affine: bool) -> None:
+    ranks.run(check_synchronised_batch_norm, dtype, affine)
+
+
+def drawn_shards(rank: int) -> dict[str, list[Any]]:
+    """Random numbers of distributed tensors, and after them: those that both ranks hold, and those of this rank."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, rand
+
+    mesh = init_device_mesh("spyre", (2,))
+    torch.manual_seed(3)
+    sharded_rand = rand(4, 4, device_mesh=mesh, placements=[Shard(0)])
+    replicated = rand(2, device_mesh=mesh, placements=[Replicate()])
+    layer: Any = nn.Linear(4, 4, device="meta")
+    fully_shard(layer, mesh=mesh)
+    layer.to_empty(device="spyre")
+    layer.reset_parameters()
+    noise: Any = distribute_tensor(torch.zeros(4, device="spyre"), mesh, [Shard(0)]).normal_()
+    every = [sharded_rand.full_tensor(), replicated.to_local(), layer.weight.full_tensor(), noise.full_tensor()]
+    mine = [sharded_rand.to_local(), layer.weight.to_local(), noise.to_local()]
+    return {
+        "both": [each.tolist() for each in [*every, torch.rand(2, device="spyre")]],
+        "mine": [each.tolist() for each in mine],
+    }
+
+
+def test_random_numbers_of_distributed_tensors(ranks: Ranks) -> None:
+    one, other = ranks.run(drawn_shards)
+    assert one["both"] == other["both"]
+    assert ranks.run(drawn_shards) == [one, other]
+    for mine, theirs in zip(one["mine"], other["mine"], strict=True):
+        assert mine != theirs
+    numbers = torch.tensor(one["both"][0])
+    assert numbers.unique().numel() == numbers.numel()
+    assert one["both"][2] != one["both"][0]
+
+
 def train_under_pressure(rank: int, pressed: int, shard: bool) -> dict[str, int]:
     """Trains with the collector off and a device that is full of garbage on one rank; returns its counters."""
     ours = sharded() if shard else model().to("spyre")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ops import calls
 from ops.comparison import Expectations
@@ -137,6 +138,15 @@ class TestAttention:
                 return functional.scaled_dot_product_attention(*tensors)
 
         calls.compare(call, Expectations())
+
+    def test_operations_are_counted(self) -> None:
+        counts = []
+        for device in ("cpu", "spyre"):
+            with FlopCounterMode(display=False) as counter:
+                query = numbers(2, 4, 5, 8).detach().to(device).requires_grad_()
+                functional.scaled_dot_product_attention(query, query, query).sum().backward()
+            counts.append(counter.get_total_flops())
+        assert counts[0] == counts[1] > 0
 
     def test_causal_with_a_mask(self) -> None:
         """PyTorch 2.12 takes both, later versions refuse: here as on the CPU."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import unittest
 from collections import Counter
 from collections.abc import Callable
@@ -213,6 +215,21 @@ def test_quantized_moves_between_devices(quantize: Callable[[torch.Tensor], torc
     assert torch.equal(moved.cpu(), on_cpu)
 
 
+@pytest.mark.parametrize("quantize", [per_tensor, per_channel])
+def test_quantized_is_saved_and_copied(quantize: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    on_spyre = quantize(DENSE.to("spyre"))
+    stream = io.BytesIO()
+    torch.save(on_spyre, stream)
+    for location in ("spyre", "cpu"):
+        stream.seek(0)
+        loaded = torch.load(stream, map_location=location)
+        assert loaded.device.type == location
+        assert torch.equal(loaded.cpu(), quantize(DENSE))
+    copied = copy.deepcopy(on_spyre)
+    assert_same(copied, quantize(DENSE))
+    assert copied.data_ptr() != on_spyre.data_ptr()
+
+
 NESTED: dict[str, Callable[[torch.Tensor], object]] = {
     "itself": lambda d: nested(d),
     "unbind": lambda d: nested(d).unbind(),
@@ -234,6 +251,11 @@ def nested(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", NESTED)
 def test_strided_nested(name: str) -> None:
     assert_same(NESTED[name](DENSE.to("spyre")), NESTED[name](DENSE))
+
+
+def test_a_jagged_tensor_needs_its_parts() -> None:
+    with pytest.raises(NotImplementedError, match="a tensor of the layout Jagged cannot be created without its parts"):
+        torch.empty(2, layout=torch.jagged, device="spyre")
 
 
 def test_gradients_of_strided_nested() -> None:

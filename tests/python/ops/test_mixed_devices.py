@@ -63,6 +63,10 @@ REJECTED: dict[str, Callable[[torch.Tensor], object]] = {
     "pow": lambda s: torch.pow(s, C),
     "a scalar on the device with a CPU tensor": lambda s: C + SCALAR.to("spyre"),
     "in place on the CPU": lambda s: C.clone().add_(SCALAR.to("spyre")),
+    "a CPU scalar changed in place": lambda s: SCALAR.clone().add_(s[0, 0]),
+    "a CPU scalar as result": lambda s: torch.mul(s[0, 0], 2, out=torch.empty(())),
+    "a CPU scalar as result of a reduction": lambda s: torch.sum(s, (0, 1), out=torch.empty(())),
+    "a CPU scalar as result of the fallback": lambda s: torch.std(s[0], 0, out=torch.empty(())),
     "einsum": lambda s: torch.einsum("ij,jk", s, C),
     "kron": lambda s: torch.kron(s, C),
     "foreach": lambda s: torch._foreach_add([s, s], [C, C]),
@@ -110,6 +114,15 @@ def test_accepted(name: str) -> None:
     result = actual(C.to("spyre"))
     assert result.device.type == "spyre"
     assert torch.equal(result.cpu(), expected(C))
+
+
+def test_an_element_fills_tensors_on_any_device() -> None:
+    value = SCALAR.to("spyre")
+    assert torch.empty(3).fill_(value).tolist() == [2, 2, 2]
+    assert torch.empty(3, device="spyre").fill_(SCALAR).tolist() == [2, 2, 2]
+    target = torch.zeros(2)
+    target[1] = value
+    assert target.tolist() == [0, 2]
 
 
 def test_gradients_on_another_device_are_rejected() -> None:

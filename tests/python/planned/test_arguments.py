@@ -19,6 +19,7 @@ ARGUMENTS = [
     ({"time_share": "all"}, TypeError, "time_share='all' is not a number; expected a share, above 0 and at most 1"),
     ({"time_share": float("nan")}, ValueError, "time_share=nan is out of range"),
     ({"synchronize": None}, TypeError, "synchronize=None is not a bool; expected True or False"),
+    ({"group": "x"}, TypeError, "group='x' is not a process group; expected what torch.distributed.new_group returns"),
     ({"agree_every": 0}, ValueError, "agree_every=0 is out of range; expected a number of steps, at least 1"),
 ]
 

@@ -12,6 +12,7 @@ import torch
 
 from conftest import RunScript, Script, ScriptServer
 from pressure_tools import MIB, ROUNDS, Counters, fill, memory, testing
+from torch_spyre import _C
 
 TESTS = Path(__file__).parent.parent
 
@@ -54,6 +55,18 @@ def clean_device() -> Iterator[None]:
 def counters() -> Counters:
     memory.reset_pressure_stats()
     return Counters()
+
+
+@pytest.fixture
+def recording() -> Iterator[None]:
+    """Collections are recorded, from an empty report on; as before afterwards."""
+    before = _C.recording_cycles()
+    memory.record_cycles()
+    memory.reset_cycle_report()
+    yield
+    _C.record_cycles(*before)
+    assert gc.get_debug() == 0
+    assert gc.garbage == []
 
 
 @pytest.fixture

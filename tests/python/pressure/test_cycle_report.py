@@ -1,15 +1,12 @@
-"""The cycle report: what collections freed, who held it, and that a recorded collection is one like any other."""
+"""The cycle report: what collections freed, who held it, around which cycle, and where it was allocated."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import re
-import signal
-import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -17,64 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+import cycle_tools
 import torch_spyre._cycles as cycles
-from conftest import FREE_THREADED, RunScript
-from pressure_tools import MIB, Counters, Node, another_thread, block, fill_with_garbage, fits, make_garbage, memory
-from torch_spyre import _C
+from conftest import RunScript
+from cycle_tools import Logger, Trainer, fill_counted, only_holder, press, size
+from pressure_tools import MIB, Counters, Node, another_thread, block, make_garbage, memory
 
-pytestmark = pytest.mark.pressure
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    """Recorded, from an empty report on; as before afterwards."""
-    before = _C.recording_cycles()
-    memory.record_cycles()
-    memory.reset_cycle_report()
-    yield
-    _C.record_cycles(*before)
-    assert gc.get_debug() == 0
-    assert gc.garbage == []
-
-
-class Trainer:
-    """Holds its callbacks, as trainers do."""
-
-    def __init__(self) -> None:
-        self.callbacks = [Logger(self)]
-
-
-class Logger:
-    """Knows its trainer, and keeps what it logged."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.logged = [block()]
-
-
-def press(nbytes: int = 60 * MIB) -> None:
-    """Asks for so much that garbage must go."""
-    block(nbytes)
-
-
-def fill_counted() -> int:
-    """Fills the device with dead cycles; how many bytes they hold."""
-    count = 0
-    while fits(MIB):
-        make_garbage()
-        count += 1
-    return count * MIB
-
-
-def size(nbytes: int) -> str:
-    """As the report prints it."""
-    return f"{nbytes / MIB:.2f} MiB"
-
-
-def only_holder() -> Any:
-    """The one type in the report."""
-    (holder,) = memory.cycle_report().holders
-    return holder
+pytestmark = [pytest.mark.pressure, pytest.mark.usefixtures("recording")]
 
 
 def test_bytes_are_known_without_recording(counters: Counters) -> None:
@@ -104,9 +50,9 @@ def test_types_and_paths(counters: Counters, who_collects: str) -> None:
     node, logger = report.holders
     assert (node.name, node.freed_bytes, node.cycles) == ("pressure_tools.Node", filled, filled // MIB)
     assert node.path == "Node.me → Node"
-    assert (logger.name, logger.freed_bytes) == (f"{__name__}.Logger", MIB)
+    assert (logger.name, logger.freed_bytes) == ("cycle_tools.Logger", MIB)
     assert logger.path == "Logger.trainer → Trainer.callbacks[0] → Logger"
-    assert logger.filename == __file__
+    assert logger.filename == cycle_tools.__file__
     assert logger.line == Logger.__init__.__code__.co_firstlineno
     text = str(report)
     assert f"{size(filled)}  pressure_tools.Node, {filled // MIB} cycles" in text
@@ -238,134 +184,6 @@ def test_storages_that_live_on_are_not_counted() -> None:
     assert base.sum() is not None
 
 
-def test_what_others_get_hold_of_is_left_alone() -> None:
-    caught: list[Node] = []
-
-    def catch(phase: str, _info: object) -> None:
-        # It comes before ours, and may look at what the collector has saved.
-        caught.extend(each for each in gc.garbage if type(each) is Node) if phase == "stop" else None
-
-    make_garbage()
-    gc.callbacks.insert(0, catch)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            press(64 * MIB)
-        node = caught[0]
-        assert node.me is node
-        assert node.tensor.nbytes == MIB
-    finally:
-        gc.callbacks.remove(catch)
-    del node
-    caught.clear()
-    press(64 * MIB)
-    assert memory.cycle_report().freed_bytes == MIB
-
-
-def test_the_garbage_and_the_flags_of_others_stay() -> None:
-    mine = object()
-    gc.garbage.append(mine)
-    gc.set_debug(gc.DEBUG_COLLECTABLE & 0)
-    make_garbage()
-    press(64 * MIB)
-    assert gc.garbage == [mine]
-    gc.garbage.clear()
-    assert only_holder().freed_bytes == MIB
-
-
-def test_a_program_that_saves_garbage_keeps_it() -> None:
-    make_garbage()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            press(64 * MIB)
-        assert gc.get_debug() == gc.DEBUG_SAVEALL
-        nodes = [each for each in gc.garbage if type(each) is Node]
-        assert [node.tensor.nbytes for node in nodes] == [MIB]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-    del nodes
-    press(64 * MIB)
-
-
-def test_finalizers_and_weak_references_work_as_ever() -> None:
-    seen: list[str] = []
-
-    class Finalized(Node):
-        def __del__(self) -> None:
-            seen.append("finalizer")
-
-    node = Finalized()
-    node.tensor = block()
-    reference = weakref.ref(node, lambda _: seen.append("weak reference"))
-    del node
-    press(64 * MIB)
-    assert sorted(seen) == ["finalizer", "weak reference"]
-    assert reference() is None
-    assert only_holder().freed_bytes == MIB
-
-
-def test_an_object_that_revives_itself_lives() -> None:
-    kept: list[Node] = []
-
-    class Revived(Node):
-        def __del__(self) -> None:
-            kept.append(self)
-
-    node = Revived()
-    node.tensor = block()
-    del node
-    with pytest.raises(torch.OutOfMemoryError):
-        press(64 * MIB)
-    assert kept[0].me is kept[0]
-    assert kept[0].tensor.nbytes == MIB
-    # CPython 3.13t makes classes immortal when a second thread starts, and this one keeps the list.
-    del kept.pop().tensor
-
-
-def test_a_finalizer_that_removes_our_entries(counters: Counters) -> None:
-    """The collection ends unseen, and what it saved is freed by the next one that is asked for."""
-
-    class Removing(Node):
-        def __del__(self) -> None:
-            gc.callbacks.clear()
-
-    fill_with_garbage()
-    Removing()
-    press()
-    counters.check_all_rescued()
-    press()
-    assert gc.garbage == []
-
-
-def test_an_interrupt_while_it_looks(monkeypatch: pytest.MonkeyPatch, counters: Counters) -> None:
-    def interrupt(_: object) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    fill_with_garbage()
-    monkeypatch.setattr(cycles, "storage_of", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        press()
-    press()
-    counters.check_all_rescued()
-
-
-def test_an_error_while_it_looks(monkeypatch: pytest.MonkeyPatch, counters: Counters) -> None:
-    reported: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(str(unraisable.exc_value)))
-
-    def fail(_: object) -> None:
-        raise RecursionError("of a test")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cycles, "full_name", fail)
-        fill_with_garbage()
-        press()
-    assert "of a test" in reported[0]
-    counters.check_all_rescued()
-
-
 def test_threads_that_allocate_meanwhile(counters: Counters) -> None:
     errors: list[BaseException] = []
 
@@ -398,46 +216,6 @@ def test_a_collection_of_the_programs_own_is_recorded_only_for_warnings() -> Non
     assert only_holder().freed_bytes == MIB
 
 
-def test_warnings_of_automatic_collections() -> None:
-    memory.record_cycles(warn_bytes=3 * MIB)
-    thresholds = gc.get_threshold()
-    gc.collect()
-
-    def run() -> None:
-        gc.enable()
-        try:
-            gc.set_threshold(10_000)
-            for _ in range(3):
-                Trainer()
-            # Without a GIL a thread counts its objects by hundreds, and a collection also waits until the heap has
-            # grown by a quarter, unless the second threshold is 0.
-            gc.set_threshold(1, 0 if FREE_THREADED else thresholds[1])
-            kept: list[object] = []
-            for _ in range(2000 if FREE_THREADED else 100):
-                kept.append([kept])
-        finally:
-            gc.disable()
-            gc.set_threshold(*thresholds)
-
-    with pytest.warns(memory.CycleWarning) as caught:
-        run()
-    texts = [str(each.message) for each in caught]
-    assert any("Logger.trainer → Trainer.callbacks[0] → Logger" in text for text in texts), texts
-    assert "3.00 MiB on spyre:0 held by 3 dead reference cycles only" in texts[0]
-    assert caught[0].filename == __file__
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_warning_that_is_an_error_is_reported(monkeypatch: pytest.MonkeyPatch, counters: Counters) -> None:
-    reported: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type))
-    memory.record_cycles(warn_bytes=MIB)
-    fill_with_garbage()
-    press()
-    counters.check_all_rescued()
-    assert memory.CycleWarning in reported
-
-
 @pytest.fixture
 def history() -> Iterator[None]:
     """Stacks are recorded."""
@@ -461,7 +239,7 @@ def test_places_of_allocation(recorded: bool) -> None:
     report = memory.cycle_report()
     (site,) = report.sites
     assert site.frames[0] == (block.__code__.co_filename, LINE_OF_BLOCK, "block")
-    assert site.frames[1] == (__file__, LINE_OF_LOGGED, "__init__")
+    assert site.frames[1] == (cycle_tools.__file__, LINE_OF_LOGGED, "__init__")
     assert (site.freed_bytes, site.freed_blocks) == (MIB, 1)
     assert f"1.00 MiB  {cycles.shown(site.frames[0][0], LINE_OF_BLOCK)} in block" in str(report)
     assert [each.sites for each in report.recent if each.freed_bytes] == [report.sites]
@@ -499,119 +277,35 @@ def test_set_by_the_environment(run_script: RunScript) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 2**63])
 def test_a_bad_size(value: int) -> None:
-    with pytest.raises(ValueError, match=f"warn_bytes={value} is out of range; expected bytes, at least 1, or None"):
+    with pytest.raises(ValueError, match=f"warn_bytes={value} is out of range; expected None, or bytes, from 1 to"):
         memory.record_cycles(warn_bytes=value)
 
 
 @pytest.mark.parametrize("value", [True, 1.5, "1MiB"])
 def test_a_size_that_is_none(value: Any) -> None:
-    with pytest.raises(TypeError, match="is not an int; expected bytes, at least 1, or None"):
+    with pytest.raises(TypeError, match="is not an int; expected None, or bytes, from 1 to"):
         memory.record_cycles(warn_bytes=value)
     with pytest.raises(TypeError, match="enabled=1 is not a bool"):
         memory.record_cycles(1)
 
 
-needs_gil = pytest.mark.skipif(FREE_THREADED, reason="other threads change objects while they are looked at")
-
-
-@needs_gil
-def test_dead_bytes_without_collecting() -> None:
-    dead: list[object] = []
-
-    class Quiet(Node):
-        def __del__(self) -> None:
-            dead.append(None)
-
-    live = Node()
-    live.tensor = block(2 * MIB)
-    shared = block(4 * MIB)
-    node = Quiet()
-    node.tensor = block(8 * MIB)
-    reference = weakref.ref(node)
-    view = Node()
-    view.tensor = shared[:MIB]
-    del node, view
-    collections = gc.get_stats()[2]["collections"]
-    found = cycles.dead_bytes()
-    assert found is not None
-    assert found.nbytes == 8 * MIB
-    (holding,) = found.holdings
-    assert holding["name"].endswith("Quiet")
-    assert holding["path"] == "Quiet.me → Quiet"
-    assert gc.get_stats()[2]["collections"] == collections
-    assert dead == []
-    assert reference() is not None
-    gc.collect()
-    assert (len(dead), reference()) == (1, None)
-    found = cycles.dead_bytes()
-    assert found is not None
-    assert (found.nbytes, found.holdings) == (0, [])
-
-
-@needs_gil
-def test_dead_bytes_of_frozen_cycles() -> None:
-    make_garbage()
-    gc.freeze()
-    try:
-        found = cycles.dead_bytes()
-        assert found is not None
-        assert found.nbytes == 0, "the collector does not look at them"
-    finally:
-        gc.unfreeze()
-
-
-@needs_gil
-def test_dead_bytes_has_a_time_limit() -> None:
-    assert cycles.dead_bytes(timeout_s=0.0) is None
-    with pytest.raises(ValueError, match="expected seconds, at least 0"):
-        cycles.dead_bytes(timeout_s=-1.0)
-
-
-def test_there_is_no_answer_without_a_gil() -> None:
-    make_garbage()
-    assert (cycles.dead_bytes() is None) == FREE_THREADED
-
-
-@needs_gil
-@pytest.mark.usefixtures("nothing_frozen")
-@pytest.mark.parametrize("policy", ["off", "respect_disable"])
-@pytest.mark.parametrize("native", [False, True])
-def test_the_error_names_the_cycles_when_nothing_was_collected(policy: str, native: bool) -> None:
-    memory.set_pressure_policy(gc=policy)
-    filled = fill_counted()
-    with another_thread() if native else nullcontext(), pytest.raises(torch.OutOfMemoryError) as caught:
-        block()
-    text = f"{size(filled)} is held only by dead reference cycles, by pressure_tools.Node."
-    assert text in str(caught.value)
-    memory.set_pressure_policy(gc="always")
-    live = [block(32 * MIB), block(31 * MIB)]
-    memory.set_pressure_policy(gc=policy)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        block(2 * MIB)
-    assert "dead reference cycles" not in str(caught.value)
-    assert len(live) == 2
-
-
-def test_signals_reach_the_program(counters: Counters) -> None:
-    """A handler runs in the middle of a recorded collection, and allocates."""
-    texts: list[str] = []
-
-    def handler(*_: object) -> None:
-        try:
-            block(65 * MIB)
-        except torch.OutOfMemoryError as error:
-            texts.append(str(error))
-
-    class Signalling(Node):
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        fill_with_garbage()
-        Signalling()
-        press()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert len(texts) == 1
-    assert counters["rescued"] >= 1
+@pytest.mark.usefixtures("history")
+def test_names_that_utf8_cannot_say() -> None:
+    """A file name of other bytes comes with half surrogate pairs; they are escaped, as in stacks."""
+    code = """
+class Leak:
+    def __init__(self):
+        self.me, self.tensor = self, block()
+Leak()
+"""
+    memory.record_cycles(warn_bytes=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(code, "/gone/\udcff日本.py", "exec"), {"block": block, "__name__": "other\udcff"})
+        press(64 * MIB)
+    holder = only_holder()
+    assert (holder.name, holder.filename) == ("other\\udcff.Leak", "/gone/\\udcff日本.py")
+    assert (holder.freed_bytes, holder.path) == (MIB, "Leak.me → Leak")
+    assert [frame[0] for frame in holder.frames[1:3]] == [holder.filename] * 2
+    assert "through other\\udcff.Leak" in str(caught[0].message)
+    assert str(memory.cycle_report()).encode()

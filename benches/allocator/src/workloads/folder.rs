@@ -22,33 +22,56 @@ impl Folder {
     ///
     /// There is none, or a file cannot be read or parsed.
     pub(super) fn load(&self, parse: fn(&str) -> Result<Trace>) -> Result<Vec<(String, Trace)>> {
-        let folder =
-            std::env::var_os(self.variable).map_or_else(|| PathBuf::from(self.default), PathBuf::from);
-        self.load_from(&folder, parse)
+        self.paths()?.iter().map(|path| load_file(path, parse)).collect()
     }
 
-    fn load_from(&self, folder: &Path, parse: fn(&str) -> Result<Trace>) -> Result<Vec<(String, Trace)>> {
+    /// The files with the traces, in the order of the names.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub(super) fn paths(&self) -> Result<Vec<PathBuf>> {
+        self.paths_in(
+            &std::env::var_os(self.variable).map_or_else(|| PathBuf::from(self.default), PathBuf::from),
+        )
+    }
+
+    fn paths_in(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let entries = std::fs::read_dir(folder)
             .with_context(|| format!("no traces in {}: set {}", folder.display(), self.variable))?;
         let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
         paths.retain(|path| path.extension().is_some_and(|extension| extension == self.extension));
         paths.sort();
         ensure!(!paths.is_empty(), "no traces in {}: set {}", folder.display(), self.variable);
-        paths.iter().map(|path| load_file(path, parse)).collect()
+        Ok(paths)
+    }
+
+    #[cfg(test)]
+    fn load_from(&self, folder: &Path, parse: fn(&str) -> Result<Trace>) -> Result<Vec<(String, Trace)>> {
+        self.paths_in(folder)?.iter().map(|path| load_file(path, parse)).collect()
+    }
+
+    /// Those of the default folder, whatever the environment says: cargo runs tests elsewhere than at the root.
+    #[cfg(test)]
+    pub(super) fn committed_paths(&self) -> Vec<PathBuf> {
+        self.paths_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(self.default)).unwrap()
     }
 
     /// All traces of the default folder, whatever the environment says: cargo runs tests elsewhere than at the root.
     #[cfg(test)]
     pub(super) fn load_committed(&self, parse: fn(&str) -> Result<Trace>) -> Vec<(String, Trace)> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        self.load_from(&root.join(self.default), parse).unwrap()
+        self.committed_paths().iter().map(|path| load_file(path, parse).unwrap()).collect()
     }
+}
+
+/// What a file is called, up to the extension.
+pub(super) fn name(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn load_file(path: &Path, parse: fn(&str) -> Result<Trace>) -> Result<(String, Trace)> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok((name, parse(&text).with_context(|| path.display().to_string())?))
+    Ok((name(path), parse(&text).with_context(|| path.display().to_string())?))
 }
 
 #[cfg(test)]

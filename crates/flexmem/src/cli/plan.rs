@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::text::{Lines, size};
 use super::{Common, NOT_SERVED, open, operations, print_json};
-use crate::replay::{CachingAllocator, FlexReplay, Layout, Operations, Player, play, smallest};
+use crate::replay::{CachingAllocator, FlexReplay, Layout, Operations, Player, Segments, play, smallest};
 
 /// Find the smallest memory that serves a trace.
 #[derive(Debug, clap::Args)]
@@ -30,6 +30,8 @@ struct Planned {
     peak_bytes: u64,
     layouts: Vec<LayoutPlan>,
     caching_allocator_bytes: Option<u64>,
+    /// Whether the segments of that one grow in place, as they did.
+    expandable_segments: bool,
 }
 
 #[derive(Serialize)]
@@ -76,10 +78,12 @@ fn plan(device: u32, operations: &Operations, regions: &[u32]) -> anyhow::Result
     };
     let layouts = regions.iter().map(layout).collect();
     bar.set_message("PyTorch's caching allocator");
+    let segments = operations.segments();
     let caching_allocator_bytes =
-        smallest(peak_bytes, |memory| serves(Some(&mut CachingAllocator::new(memory))));
+        smallest(peak_bytes, |memory| serves(Some(&mut CachingAllocator::with_segments(memory, segments))));
     bar.finish_and_clear();
-    Ok(Planned { device, peak_bytes, layouts, caching_allocator_bytes })
+    let expandable_segments = segments == Segments::Expandable;
+    Ok(Planned { device, peak_bytes, layouts, caching_allocator_bytes, expandable_segments })
 }
 
 /// A player, whatever its blocks.
@@ -110,6 +114,7 @@ fn as_text(planned: &Planned) -> String {
         lines.plain(format_args!("  {regions:28}{most:>18}{least:>18}"));
     }
     let model = figure(planned.caching_allocator_bytes);
-    lines.plain(format_args!("  {:28}{model:>18}", "PyTorch's (a model)"));
+    let expandable = if planned.expandable_segments { ", expandable" } else { "" };
+    lines.plain(format_args!("  {:28}{model:>18}", format!("PyTorch's model{expandable}")));
     lines.into_text()
 }

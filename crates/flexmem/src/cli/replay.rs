@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::text::{Lines, count, number, percent, size};
 use super::{Common, NOT_SERVED, open, operations, print_json};
-use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, play};
+use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, Segments, play};
 
 /// Play a trace on FlexAllocator with a given memory.
 #[derive(Debug, clap::Args)]
@@ -59,6 +59,9 @@ struct Replayed {
     flex: Outcome,
     #[serde(skip_serializing_if = "Option::is_none")]
     caching_allocator: Option<Outcome>,
+    /// Whether the segments of that one grow in place, as they did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expandable_segments: Option<bool>,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -68,9 +71,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut flex = FlexReplay::new(device_memory_bytes, Layout { regions }, arguments.region_order.into())
         .with_context(|| format!("a device of {device_memory_bytes} bytes in {regions} region(s)"))?;
     let flex = play(&operations, &mut flex);
-    let caching_allocator =
-        arguments.compare.then(|| play(&operations, &mut CachingAllocator::new(device_memory_bytes)));
-    let replayed = Replayed { device, device_memory_bytes, regions, flex, caching_allocator };
+    let segments = operations.segments();
+    let model = || CachingAllocator::with_segments(device_memory_bytes, segments);
+    let caching_allocator = arguments.compare.then(|| play(&operations, &mut model()));
+    let expandable_segments = arguments.compare.then_some(segments == Segments::Expandable);
+    let replayed =
+        Replayed { device, device_memory_bytes, regions, flex, caching_allocator, expandable_segments };
     if arguments.common.json {
         print_json(&replayed)?;
     } else {
@@ -87,12 +93,9 @@ fn as_text(replayed: &Replayed) -> String {
     lines.plain(format_args!("device {} of the file, on {} in {regions}", replayed.device, size(memory)));
     describe("FlexAllocator", &replayed.flex, memory, &mut lines);
     if let Some(outcome) = &replayed.caching_allocator {
-        describe(
-            "PyTorch's caching allocator (a model, without expandable segments)",
-            outcome,
-            memory,
-            &mut lines,
-        );
+        let with = if replayed.expandable_segments == Some(true) { "with" } else { "without" };
+        let name = format!("PyTorch's caching allocator (a model, {with} expandable segments)");
+        describe(&name, outcome, memory, &mut lines);
     }
     lines.into_text()
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use self::caching::{BlockId, CachingAllocator};
+pub use self::caching::{BlockId, CachingAllocator, Segments};
 pub use self::flex::{FlexReplay, Layout};
 pub use self::operations::{Operation, Operations};
 pub use self::search::smallest;

@@ -1,11 +1,12 @@
 //! What a device was asked for: allocations and frees, in order. Blocks that were live before recording began come
-//! first, in the order of addresses, since nobody knows another.
+//! first, in the order of addresses, since nobody knows another. Beside them, the kind of segments that served them.
 
 use std::collections::HashMap;
 
 use flex_trace::{Action, ReadError, Record};
 use foldhash::fast::RandomState;
 
+use super::Segments;
 use crate::TraceFile;
 
 /// One step: an allocation, or a free.
@@ -27,6 +28,7 @@ pub struct Operations {
     all: Vec<Operation>,
     places: usize,
     peak_bytes: u64,
+    segments: Segments,
 }
 
 /// Makes operations from events.
@@ -37,6 +39,8 @@ struct Builder {
     vacant: Vec<u32>,
     live_bytes: u64,
     events: u64,
+    /// What segments of this device are, as far as any was seen.
+    seen: Option<Segments>,
 }
 
 impl Operations {
@@ -47,12 +51,16 @@ impl Operations {
     /// The temporary file's.
     pub fn of(trace: &mut TraceFile) -> Result<Vec<(u32, Operations)>, ReadError> {
         let mut builders: std::collections::BTreeMap<u32, Builder> = std::collections::BTreeMap::new();
-        trace.each(|record, _| {
-            if let Record::Event(event) = record {
-                builders.entry(event.device).or_default().take(&event.action);
+        let mut setting = Segments::Fixed;
+        trace.each(|record, _| match record {
+            Record::Event(event) => builders.entry(event.device).or_default().take(&event.action),
+            Record::RegionState(region) => {
+                builders.entry(region.device).or_default().saw_segment(region.expandable);
             }
+            Record::Setting { key: "expandable_segments", value: "True" } => setting = Segments::Expandable,
+            _ => {}
         })?;
-        let all = builders.into_iter().map(|(device, builder)| (device, builder.operations));
+        let all = builders.into_iter().map(|(device, builder)| (device, builder.finish(setting)));
         Ok(all.filter(|(_, operations)| !operations.all.is_empty()).collect())
     }
 
@@ -64,6 +72,12 @@ impl Operations {
     /// How many places for live blocks there are.
     pub fn places(&self) -> usize {
         self.places
+    }
+
+    /// What segments PyTorch's allocator had: those that the trace shows, or else what the settings say. They may ask
+    /// for segments that the platform does not have.
+    pub fn segments(&self) -> Segments {
+        self.segments
     }
 
     /// The most that was live at once.
@@ -84,8 +98,18 @@ impl Builder {
                 self.allocate(address.0, size_bytes, stream)
             }
             Action::Freed { address, .. } => self.free(address.0),
+            Action::RegionAcquired { mapped, .. } => self.saw_segment(mapped),
             _ => {}
         }
+    }
+
+    fn saw_segment(&mut self, is_expandable: bool) {
+        let is_expandable = is_expandable || self.seen == Some(Segments::Expandable);
+        self.seen = Some(if is_expandable { Segments::Expandable } else { Segments::Fixed });
+    }
+
+    fn finish(self, setting: Segments) -> Operations {
+        Operations { segments: self.seen.unwrap_or(setting), ..self.operations }
     }
 
     fn allocate(&mut self, address: u64, size_bytes: u64, stream: u64) {

@@ -8,6 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use super::device;
 use crate::interpreter::cycles::{self, Holding, Ledger, Record, Sites, Sum, dead};
+use crate::interpreter::interrupts;
 
 /// Tells who names what dead cycles hold: `explain(objects, garbage, tensors)` and
 /// `warn(device, nbytes, cycles, name, path, filename, line, frames)`, with the type of tensors, and the types that are
@@ -58,7 +59,7 @@ pub(crate) fn reset_cycle_ledger(index: i32) -> PyResult<()> {
 }
 
 /// What only dead cycles hold of a device, in bytes, and by holder; None if there is no answer in time, or on a
-/// free-threaded build.
+/// free-threaded build other than of CPython 3.13.
 #[pyfunction]
 pub(crate) fn find_dead_cycles(
     py: Python<'_>,
@@ -69,7 +70,9 @@ pub(crate) fn find_dead_cycles(
     let timeout = Duration::try_from_secs_f64(timeout_s).map_err(|_| {
         PyValueError::new_err(format!("invalid timeout_s {timeout_s}: expected seconds, at least 0"))
     })?;
-    let Some(found) = dead::find(py, device, timeout) else { return Ok(None) };
+    let found = dead::find(py, device, timeout);
+    interrupts::raise_noted();
+    let Some(found) = found else { return Ok(None) };
     Ok(Some((found.bytes, holding_list(py, found.holdings.iter())?)))
 }
 

@@ -7,13 +7,20 @@ use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
 use crate::holders;
-use crate::interpreter::held;
 use crate::interpreter::stacks::Frame;
+use crate::interpreter::{held, interrupts};
+use crate::libraries;
 
-/// Tells the folders whose frames are nobody's own code.
+/// Tells what the files of all installed packages begin with, and those of PyTorch among them.
 #[pyfunction]
-pub(crate) fn set_library_folders(folders: Vec<String>) {
-    holders::set_libraries(folders);
+pub(crate) fn set_libraries(installed: Vec<String>, pytorch: Vec<String>) {
+    libraries::set(installed, pytorch);
+}
+
+/// The number of the frame that stands for a stack, given by the files of its frames, innermost first.
+#[pyfunction]
+pub(crate) fn own_frame(filenames: Vec<String>) -> usize {
+    libraries::own_frame(filenames.iter().map(String::as_str))
 }
 
 /// Tells who looks through tracebacks when a request fails: `hint(device, timeout_s)` returns a sentence or None, and
@@ -27,7 +34,7 @@ pub(crate) fn set_traceback_finder(finder: Py<PyAny>) {
 #[pyfunction]
 pub(crate) fn live_blocks(py: Python<'_>, index: i32) -> PyResult<Bound<'_, PyDict>> {
     let allocator = &device(index)?.allocator;
-    let regions = allocator.snapshot().map_err(runtime_error)?;
+    let regions = allocator.regions().map_err(runtime_error)?;
     let sizes = PyDict::new(py);
     for region in &regions {
         let base = allocator.host_base(region).unwrap_or_default() as u64;
@@ -58,5 +65,7 @@ pub(crate) fn frozen_garbage_bytes(py: Python<'_>, index: i32, timeout_s: f64) -
     let device = device(index)?;
     let timeout = Duration::try_from_secs_f64(timeout_s)
         .map_err(|_| value_error(format!("invalid timeout_s {timeout_s}: expected seconds, at least 0")))?;
-    Ok(held::frozen_bytes(py, device.index as u32, timeout))
+    let bytes = held::frozen_bytes(py, device.index as u32, timeout);
+    interrupts::raise_noted();
+    Ok(bytes)
 }

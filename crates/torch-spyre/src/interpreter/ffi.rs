@@ -10,11 +10,12 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use flex::rank;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
+
+use super::interrupts;
 
 /// A `PyObject*`.
 pub(super) type Object = *mut pyo3::ffi::PyObject;
@@ -34,11 +35,10 @@ unsafe extern "C-unwind" {
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
+    fn PyErr_NormalizeException(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_WriteUnraisable(context: Object);
     fn PyErr_Clear();
     fn PyErr_ExceptionMatches(kind: Object) -> c_int;
-    fn PyErr_SetNone(kind: Object);
-    fn Py_AddPendingCall(function: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
     fn PyErr_Occurred() -> Object;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
@@ -251,6 +251,27 @@ impl PendingException {
         PendingException(parts)
     }
 
+    /// The exception, which knows its traceback then; `None` if none was pending.
+    pub(super) fn value<'py>(&mut self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let [kind, value, traceback] = &mut self.0;
+        // SAFETY: attached; the three are what was taken, and stay that.
+        unsafe {
+            PyErr_NormalizeException(kind, value, traceback);
+            if !value.is_null() && !traceback.is_null() {
+                pyo3::ffi::PyException_SetTraceback(*value, *traceback);
+            }
+            Bound::from_borrowed_ptr_or_opt(py, *value)
+        }
+    }
+
+    /// Gives it up. The calling thread is attached.
+    pub(super) fn release(self) {
+        for part in self.0.into_iter().filter(|part| !part.is_null()) {
+            // SAFETY: attached, and the reference is the one taken.
+            unsafe { release(part) };
+        }
+    }
+
     /// Puts it back. The calling thread is attached.
     pub(super) fn restore(self) {
         let [kind, value, traceback] = self.0;
@@ -265,8 +286,8 @@ pub(super) enum Ended<T> {
     Returned(T),
     /// It raised, which has been reported as unraisable.
     Raised,
-    /// It raised KeyboardInterrupt, which has been put off: the Python code that the ladder still runs would swallow
-    /// it. See [`raise_interrupt`].
+    /// It raised KeyboardInterrupt, or a function of ours met an exception of the program's, which has been put off:
+    /// the Python code that still runs would swallow it. See [`interrupts`].
     Interrupted,
     /// This process is a child that it forked.
     Forked,
@@ -321,6 +342,30 @@ unsafe fn call_with<T>(callable: Object, arguments: Object, take: impl FnOnce(Ob
         PyErr_WriteUnraisable(callable);
         Ended::Raised
     })
+}
+
+/// Calls a Python function of ours, which calls no Python code but its own, and returns its result, a new reference.
+/// What a signal handler raises meanwhile is kept for the program. The calling thread is attached and has no pending
+/// exception.
+///
+/// # Safety
+/// `function` and `arguments` (a tuple) are live objects.
+pub(super) unsafe fn call_own(function: Object, arguments: Object) -> Ended<Object> {
+    // SAFETY: the caller's contract.
+    let result = parked(|| unsafe { PyObject_CallObject(function, arguments) });
+    if flex::fork::is_forked() {
+        return Ended::Forked;
+    }
+    if !result.is_null() {
+        return Ended::Returned(result);
+    }
+    // SAFETY: attached; `function` is live.
+    if interrupts::keep_pending(&unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), function) }) {
+        return Ended::Interrupted;
+    }
+    // SAFETY: attached, with the exception of the call pending.
+    parked(|| unsafe { PyErr_WriteUnraisable(function) });
+    Ended::Raised
 }
 
 /// Calls a Python callable and returns its result, a new reference. The calling thread is attached and has no pending
@@ -438,29 +483,6 @@ pub(super) unsafe fn reference_count(object: Object) -> isize {
 pub(super) unsafe fn is_instance(object: Object, class: Object) -> bool {
     // SAFETY: the caller's contract.
     unsafe { PyType_IsSubtype(pyo3::ffi::Py_TYPE(object).cast(), class) != 0 }
-}
-
-/// Interrupts that found CPython's queue full.
-static WAITING_INTERRUPT: AtomicBool = AtomicBool::new(false);
-
-/// Raises KeyboardInterrupt as soon as the main thread runs Python code again, whatever SIGINT does. Needs no
-/// attachment.
-pub(super) fn raise_interrupt() {
-    extern "C" fn raise(_: *mut c_void) -> c_int {
-        // SAFETY: CPython calls it attached, and the class lives as long as the interpreter.
-        unsafe { PyErr_SetNone(pyo3::ffi::PyExc_KeyboardInterrupt) };
-        -1
-    }
-    // SAFETY: may be called without a thread state; the function stays where it is.
-    let queued = unsafe { Py_AddPendingCall(raise, ptr::null_mut()) } == 0;
-    WAITING_INTERRUPT.store(!queued, Ordering::Relaxed);
-}
-
-/// Raises an interrupt for which there was no room before.
-pub(super) fn raise_waiting_interrupt() {
-    if WAITING_INTERRUPT.swap(false, Ordering::Relaxed) {
-        raise_interrupt();
-    }
 }
 
 /// Whether the automatic collector is enabled. The calling thread is attached.

@@ -11,6 +11,7 @@ use pyo3::types::PyTuple;
 
 use super::cycles::dead;
 use super::ffi::{self, Ended};
+use super::interrupts;
 use crate::message;
 use crate::runtime;
 
@@ -79,9 +80,9 @@ fn tracebacks(py: Python<'_>, device: u32, hints: &mut Hints) {
     let Ok(arguments) = (device, TIMEOUT.as_secs_f64()).into_pyobject(py) else { return };
     // SAFETY: attached; both objects are alive, and the result is a new reference.
     let found = unsafe {
-        match ffi::call_for_object(finder.as_ptr(), arguments.as_ptr()) {
+        match ffi::call_own(finder.as_ptr(), arguments.as_ptr()) {
             Ended::Returned(found) => Bound::from_owned_ptr(py, found),
-            Ended::Interrupted => return ffi::raise_interrupt(),
+            Ended::Interrupted => return interrupts::note(),
             Ended::Raised | Ended::Forked => return,
         }
     };

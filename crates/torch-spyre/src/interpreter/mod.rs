@@ -1,6 +1,7 @@
 //! CPython as the gate's [`Reclaimer`].
 //!
-//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections; [`stacks`]
+//! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections;
+//! [`interrupts`] keeps exceptions for the program; [`stacks`]
 //! reads the Python stack of a thread; [`held`] says at a failure what still holds memory, with [`frozen`] for what the
 //! collector does not look at. No lock: every call that attaches, detaches or runs Python code takes the proof that the
 //! allocator mutex is free.
@@ -10,8 +11,10 @@ mod ffi;
 mod frozen;
 pub(crate) mod held;
 pub(crate) mod hook;
+pub(crate) mod interrupts;
 mod observer;
 pub(crate) mod stacks;
+mod stopped_world;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,6 +77,9 @@ pub(crate) fn new_gate(py: Python<'_>, settings: PolicySettings) -> PyResult<Arc
     };
     cycles::install(py, reclaimer.free_threaded)?;
     held::install(py)?;
+    if reclaimer.free_threaded {
+        stopped_world::install(py)?;
+    }
     let gate = Gate::new(Arc::new(reclaimer), settings);
     observer::notify(&gate);
     Ok(gate)
@@ -139,7 +145,7 @@ fn token(state: ThreadState) -> ThreadToken {
 
 impl Reclaimer for PythonReclaimer {
     fn entry(&self) -> Entry {
-        ffi::raise_waiting_interrupt();
+        interrupts::raise_waiting();
         let attached = ffi::attached_state();
         let own = if attached.is_null() { ffi::own_state() } else { attached };
         let unavailable = if ffi::is_finalizing() {
@@ -189,7 +195,8 @@ impl Reclaimer for PythonReclaimer {
             Ended::Returned(Some(count)) => u64::try_from(count).unwrap_or(0),
             _ => 0,
         };
-        Collected { ran, interrupted: ended == Ended::Interrupted, objects, elapsed }
+        let interrupted = interrupts::take_noted() || ended == Ended::Interrupted;
+        Collected { ran, interrupted, objects, elapsed }
     }
 
     fn collector_enabled(&self, _proof: &Unlocked<'_>) -> bool {
@@ -204,6 +211,7 @@ impl Reclaimer for PythonReclaimer {
         if failed.may_have_garbage && !is_forked() {
             hints.dead_cycles = cycles::dead::hint(py, failed.device);
         }
+        interrupts::raise_noted();
         if !is_forked() {
             pending.restore();
         }
@@ -298,7 +306,7 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn raise_interrupt(&self) {
-        ffi::raise_interrupt();
+        interrupts::raise();
     }
 
     fn end_forked_child(&self) -> ! {

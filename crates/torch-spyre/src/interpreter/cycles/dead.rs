@@ -1,8 +1,8 @@
 //! How much device memory only dead cycles hold now: found without collecting anything.
 //!
 //! The collector's own arithmetic (trial deletion) over what it would look at, `gc.get_objects()`. No finalizer runs,
-//! nothing is freed. It needs that no other thread changes objects meanwhile, and reference counts that are exact, so a
-//! free-threaded build has no answer. No lock.
+//! nothing is freed. It needs that no other thread changes objects meanwhile, which without a GIL is seen to by
+//! [`stopped_world`]. No lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use super::super::ffi::{self, Ended, Object};
 use super::super::frozen;
+use super::super::stopped_world;
 use super::graph::References;
 use super::ledger::Holding;
 use super::{COLLECTOR, Collector, EXPLAINER, Explained, Explainer};
@@ -30,18 +31,16 @@ pub(crate) struct Dead {
 }
 
 /// What only dead cycles hold of a device: at least so much, since memory that C++ objects also hold is left out.
-/// `None` on a free-threaded build, and if the answer takes longer than `timeout`. The calling thread is attached and
-/// has no pending exception.
+/// `None` on a free-threaded build other than of CPython 3.13, and if the answer takes longer than `timeout`. The
+/// calling thread is attached and has no pending exception.
 pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> Option<Dead> {
     let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
-    if collector.free_threaded {
-        return None;
-    }
     let deadline = Instant::now() + timeout;
     let all = collector.all_objects(py)?;
     // SAFETY: attached; the list keeps its items alive.
     let objects = unsafe { ffi::list_items(all.as_ptr()) };
-    find_among(py, device, explainer, all, &objects, deadline)
+    let references = references(py, collector.free_threaded, &objects, deadline)?;
+    find_among(py, device, explainer, all, &objects, references)
 }
 
 /// As [`find`], among the `count` frozen objects, which the collector does not look at. What other garbage refers to
@@ -68,7 +67,24 @@ pub(in crate::interpreter) fn find_frozen(
         // SAFETY: attached, and alive: no Python code has run since they were listed, and appending runs none.
         kept.append(unsafe { Bound::from_borrowed_ptr(py, *object) }).ok()?;
     }
-    find_among(py, device, explainer, kept.into_any(), &objects, deadline)
+    let references = references(py, false, &objects, deadline)?;
+    find_among(py, device, explainer, kept.into_any(), &objects, references)
+}
+
+/// What refers to what among the objects of a list, at one moment.
+fn references(
+    py: Python<'_>,
+    free_threaded: bool,
+    objects: &[Object],
+    deadline: Instant,
+) -> Option<References> {
+    if objects.len() > MOST_OBJECTS {
+        return None;
+    }
+    // SAFETY: attached; the list keeps the objects alive. Nobody changes them: the calling thread has the GIL and runs
+    // no Python code, or all others stand still.
+    let look = || unsafe { References::among(objects, 1, Some(deadline)) };
+    if free_threaded { stopped_world::run(py, look).flatten() } else { look() }
 }
 
 /// What is dead among the objects of a list: those that only others of them refer to.
@@ -78,13 +94,8 @@ fn find_among<'py>(
     explainer: &Explainer,
     list: Bound<'py, PyAny>,
     objects: &[Object],
-    deadline: Instant,
+    references: References,
 ) -> Option<Dead> {
-    if objects.len() > MOST_OBJECTS {
-        return None;
-    }
-    // SAFETY: attached, with a GIL; nobody changes the objects before Python code runs.
-    let references = unsafe { References::among(objects, 1, Some(deadline)) }?;
     let reachable = references.reachable();
     let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
     let graph = references.graph(&dead);
@@ -149,7 +160,7 @@ fn weigh(mut explained: Explained, device: &DeviceMemory) -> Dead {
 
 /// The sizes of a device's blocks by address, in bytes.
 fn block_sizes(device: &DeviceMemory) -> BTreeMap<usize, u64> {
-    let Ok(regions) = device.allocator.snapshot() else { return BTreeMap::new() };
+    let Ok(regions) = device.allocator.regions() else { return BTreeMap::new() };
     let occupied = |region: &flex::RegionSnapshot| {
         let base = device.allocator.host_base(region).unwrap_or_default();
         let blocks = region.blocks.iter().filter(|block| block.occupied);

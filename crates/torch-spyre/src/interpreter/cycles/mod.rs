@@ -37,6 +37,7 @@ pub(crate) use graph::ObjectGraph;
 pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset};
 
 use super::ffi::{self, Ended, Object};
+use super::interrupts;
 use super::stacks;
 use crate::runtime::{self, DeviceMemory};
 use graph::References;
@@ -202,7 +203,12 @@ pub(super) fn repair() {
 /// A collection ends on this thread: called after the callbacks of others.
 pub(super) fn collection_ends(generation: usize, objects: usize) {
     let devices = runtime::runtime().map_or(0, |runtime| runtime.devices().len());
-    ledger::end(collecting::kind(), generation, objects, devices);
+    let kind = collecting::kind();
+    ledger::end(kind, generation, objects, devices);
+    // The allocator's are raised when the request has ended.
+    if kind != Some(CollectionKind::Gate) {
+        interrupts::raise_noted();
+    }
 }
 
 impl Collector {
@@ -326,18 +332,20 @@ impl Explainer {
         let owners = objects.iter().map(|object| !self.is_container(*object)).collect();
         let arguments = (list, Garbage { graph, owners }, tensors).into_pyobject(py).ok()?;
         // SAFETY: attached; the objects are alive.
-        let ended = unsafe { ffi::call_for_object(self.explain.as_ptr(), arguments.as_ptr()) };
+        let ended = unsafe { ffi::call_own(self.explain.as_ptr(), arguments.as_ptr()) };
         let answer = match ended {
             Ended::Returned(answer) => answer,
             Ended::Interrupted => {
-                ffi::raise_interrupt();
+                interrupts::note();
                 return None;
             }
             Ended::Raised | Ended::Forked => return None,
         };
         // SAFETY: attached, and the result is a new reference.
         let answer = unsafe { Bound::from_owned_ptr(py, answer) };
-        let (storages, holders, made): Answer<'_> = answer.extract().ok()?;
+        let answer: PyResult<Answer<'_>> = answer.extract();
+        let report = |error: PyErr| error.write_unraisable(py, None);
+        let (storages, holders, made) = answer.map_err(report).ok()?;
         // SAFETY: attached; both lists are alive.
         unsafe { ffi::extend_list(list.as_ptr(), made.as_ptr()) };
         let mut explained = Explained::default();
@@ -381,7 +389,7 @@ impl Explainer {
             // SAFETY: attached; the objects are alive. A warning that is turned into an exception is reported as that.
             let ended = unsafe { ffi::call(self.warn.as_ptr(), arguments.as_ptr()) };
             if ended == Ended::Interrupted {
-                ffi::raise_interrupt();
+                interrupts::note();
             }
         }
     }
