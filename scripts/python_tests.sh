@@ -8,10 +8,6 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-# What reads the streams of a history; the Rust tests have built it.
-cargo build --quiet --target-dir target --package flexmem --bin flexmem
-export FLEXMEM=$PWD/target/debug/flexmem
-
 apart=(ops compile distributed programs)
 read -r -a parts <<<"${PARTS:-device ${apart[*]}}"
 jobs=() # What runs apart, longest first.

@@ -1,6 +1,6 @@
 """A program that lets others watch its memory, and `flexmem watch` on it.
 
-python examples/history/watched.py   # needs flexmem on the PATH: cargo build --release --package flexmem
+python examples/history/watched.py   # with flexmem on the PATH; it is installed beside Python
 
 Most programs only set TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, and somebody else runs
 `flexmem watch PID` in another terminal. Here the program starts the watch itself, to show what it says.

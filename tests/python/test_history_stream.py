@@ -13,6 +13,7 @@ import select
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from conftest import RunScript, Script, ScriptServer
 
 memory = torch.spyre.memory
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+FLEXMEM = str(Path(sysconfig.get_path("scripts")) / "flexmem")
 PATIENCE_S = 60
 MIB = 1 << 20
 
@@ -34,24 +35,10 @@ Flexmem = Callable[..., subprocess.CompletedProcess[str]]
 RunChild = Callable[..., Script]
 
 
-def program() -> str:
-    """The command `flexmem`, as scripts/python_tests.sh, `make setup` or cargo has built it."""
-    candidates = [
-        os.environ.get("FLEXMEM"),
-        Path(sys.prefix) / "bin" / "flexmem",
-        ROOT / "target" / "debug" / "flexmem",
-        ROOT / "target" / "release" / "flexmem",
-    ]
-    for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK):
-            return str(candidate)
-    pytest.fail("there is no flexmem; expected it to be built by: cargo build --package flexmem")
-
-
 @pytest.fixture
 def flexmem() -> Flexmem:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([program(), *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return subprocess.run([FLEXMEM, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     return run
 
@@ -324,7 +311,7 @@ class Watcher:
     """`flexmem watch` on a process, with what it has printed so far."""
 
     def __init__(self, process: int) -> None:
-        command = [program(), "watch", str(process), "--interval", "0.05", "--json"]
+        command = [FLEXMEM, "watch", str(process), "--interval", "0.05", "--json"]
         self.running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def moment(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -439,7 +426,7 @@ def test_a_terminal_is_drawn_over_and_over(runtime: Path) -> None:
     memory._record_memory_history(stream_socket=True)
     kept = tensor(7 * MIB)
     ours, theirs = pty.openpty()
-    command = [program(), "watch", str(os.getpid()), "--interval", "0.05"]
+    command = [FLEXMEM, "watch", str(os.getpid()), "--interval", "0.05"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment)
     os.close(theirs)
