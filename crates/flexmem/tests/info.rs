@@ -6,6 +6,8 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
+use flex_trace::record::History;
+use flex_trace::{Action, Address, Event, Header, Record, Writer};
 use flexmem::TraceFile;
 use flexmem::info::answers::{HistoryState, Info};
 use flexmem::info::{Options, info};
@@ -157,4 +159,38 @@ fn pressure_on_spyre_is_summed_up_without_advice_for_cuda() {
 #[test]
 fn a_missing_file_and_a_folder_are_errors() {
     assert!(TraceFile::open(Path::new("/nowhere/at/all")).is_err());
+}
+
+/// What a trace with one failed request of 8 MiB says of it: with 4 MiB free, and 64 MiB reserved of which 60 are live.
+fn failed_request(largest_free_bytes: Option<u64>) -> (Option<u64>, Option<u64>) {
+    const MIB: u64 = 1 << 20;
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let (free_bytes, reserved_before_bytes) = (Some(4 * MIB), Some(0));
+    let history =
+        History { device: 0, recorded: true, reserved_before_bytes, contradictions: 0, baseline_freed: 0 };
+    writer.write(&Record::History(history)).unwrap();
+    let address = Address(1 << 40);
+    for action in [
+        Action::RegionAcquired { address, size_bytes: 64 * MIB, stream: 0, mapped: false },
+        Action::Allocated { address, size_bytes: 60 * MIB, rounded_bytes: None, stream: 0 },
+        Action::OutOfMemory {
+            requested_bytes: 8 * MIB,
+            free_bytes,
+            largest_free_bytes,
+            capacity_bytes: None,
+        },
+    ] {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let failure = &found.devices[0].out_of_memory[0];
+    (failure.cached_bytes.map(|bytes| bytes / MIB), failure.missing_bytes.map(|bytes| bytes / MIB))
+}
+
+#[test]
+fn what_is_cached_does_not_count_twice() {
+    assert_eq!(failed_request(None), (Some(4), Some(0)), "PyTorch's free memory is what it has not reserved");
+    assert_eq!(failed_request(Some(4 << 20)), (None, Some(4)), "FlexAllocator's is all that is free");
 }

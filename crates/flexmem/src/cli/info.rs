@@ -107,19 +107,24 @@ fn describe(device: &DeviceInfo, lines: &mut Lines) {
 
 fn out_of_memory(failure: &OutOfMemoryInfo, device: &DeviceInfo, lines: &mut Lines) {
     let free = failure.device_free_bytes.map(|bytes| format!(", {} free", size(bytes))).unwrap_or_default();
+    let largest = failure.largest_free_bytes.map(|bytes| format!(", {} in one piece", size(bytes)));
+    let largest = largest.unwrap_or_default();
     let (requested, event) = (size(failure.requested_bytes), number(failure.at_event));
-    lines.add("out of memory", format_args!("tried {requested}{free}, at event {event}"));
+    lines.add("out of memory", format_args!("tried {requested}{free}{largest}, at event {event}"));
     let at_least = if device.history.state == HistoryState::Whole { "" } else { "at least " };
     let live = format!("{at_least}{} live", size(failure.live_bytes));
     let cached = failure.cached_bytes.map(|bytes| format!(", {} cached", size(bytes))).unwrap_or_default();
     lines.add("", format_args!("{live}{cached}"));
+    let (free, emptied) = match failure.cached_bytes {
+        Some(_) => ("free and cached", ", with an empty cache too"),
+        None => ("free", ""),
+    };
     match failure.missing_bytes {
         Some(0) => {
-            lines.add("", "what was free and cached would have been enough, in one piece: fragmentation")
+            let text = format_args!("what was {free} would have been enough, in one piece: fragmentation");
+            lines.add("", text);
         }
-        Some(missing) => {
-            lines.add("", format_args!("{} more were needed, with an empty cache too", size(missing)))
-        }
+        Some(missing) => lines.add("", format_args!("{} more were needed{emptied}", size(missing))),
         None => {}
     }
     if let Some(site) = &failure.site {

@@ -228,11 +228,13 @@ pub struct OutOfMemoryInfo {
     pub requested_bytes: u64,
     /// What the device had free.
     pub device_free_bytes: Option<u64>,
+    /// The largest free block, if that was said.
+    pub largest_free_bytes: Option<u64>,
     /// Live at that moment.
     pub live_bytes: u64,
     /// Reserved at that moment, if known.
     pub reserved_bytes: Option<u64>,
-    /// Reserved and not live, if known.
+    /// Reserved and not live, if known and not part of what was free.
     pub cached_bytes: Option<u64>,
     /// What was missing even if all that was cached could have been used; 0 if that would have done.
     pub missing_bytes: Option<u64>,

@@ -41,7 +41,24 @@ struct Failure {
     moment: Moment,
     requested_bytes: u64,
     free_bytes: Option<u64>,
+    largest_free_bytes: Option<u64>,
     stack: Option<StackId>,
+}
+
+impl Failure {
+    /// What was reserved and not live. Whoever knows the largest free block counts that as free already.
+    fn cached_bytes(&self) -> Option<u64> {
+        let reserved = self.moment.reserved_bytes.filter(|_| self.largest_free_bytes.is_none())?;
+        Some(reserved.saturating_sub(self.moment.live_bytes))
+    }
+
+    /// What was missing, however the free memory lay.
+    fn missing_bytes(&self) -> Option<u64> {
+        let free = self.free_bytes?;
+        let usable =
+            if self.largest_free_bytes.is_some() { free } else { free.saturating_add(self.cached_bytes()?) };
+        Some(self.requested_bytes.saturating_sub(usable))
+    }
 }
 
 /// The largest of some requests.
@@ -127,11 +144,17 @@ impl EventTally {
             }
             Action::RegionAcquired { size_bytes, .. } => self.reserve(i128::from(size_bytes)),
             Action::RegionReleased { size_bytes, .. } => self.reserve(-i128::from(size_bytes)),
-            Action::OutOfMemory { requested_bytes, free_bytes, .. } => {
+            Action::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes, .. } => {
                 self.counts.out_of_memory += 1;
                 if self.failures.len() < MAX_OUT_OF_MEMORY {
                     let (moment, stack) = (self.now, event.stack);
-                    self.failures.push(Failure { moment, requested_bytes, free_bytes, stack });
+                    self.failures.push(Failure {
+                        moment,
+                        requested_bytes,
+                        free_bytes,
+                        largest_free_bytes,
+                        stack,
+                    });
                 }
             }
             Action::Lost { events: 0 } => self.lost_unknown = true,
@@ -228,21 +251,19 @@ impl EventTally {
 
     pub(super) fn out_of_memory_info(&self, tables: &Tables) -> Vec<OutOfMemoryInfo> {
         let info = |failure: &Failure| {
-            let &Failure { moment, requested_bytes, free_bytes, stack } = failure;
-            let cached_bytes =
-                moment.reserved_bytes.map(|reserved| reserved.saturating_sub(moment.live_bytes));
-            let usable = free_bytes.zip(cached_bytes).map(|(free, cached)| free.saturating_add(cached));
+            let moment = failure.moment;
             OutOfMemoryInfo {
                 at_event: moment.event,
                 time_ns: moment.time_ns,
-                requested_bytes,
-                device_free_bytes: free_bytes,
+                requested_bytes: failure.requested_bytes,
+                device_free_bytes: failure.free_bytes,
+                largest_free_bytes: failure.largest_free_bytes,
                 live_bytes: moment.live_bytes,
                 reserved_bytes: moment.reserved_bytes,
-                cached_bytes,
-                missing_bytes: usable.map(|usable| requested_bytes.saturating_sub(usable)),
-                site: name(stack, tables),
-                stack: lines(stack, tables),
+                cached_bytes: failure.cached_bytes(),
+                missing_bytes: failure.missing_bytes(),
+                site: name(failure.stack, tables),
+                stack: lines(failure.stack, tables),
             }
         };
         self.failures.iter().map(info).collect()

@@ -108,7 +108,8 @@ impl Timelines {
                 capacity_bytes: None,
             },
             keys::PRESSURE_BEGIN | keys::PRESSURE_END | keys::GC_COLLECT => self.pressure(device, raw),
-            keys::SNAPSHOT => Action::SnapshotTaken { reserved_bytes: Some(size_bytes) },
+            // The size that PyTorch gives is what is active.
+            keys::SNAPSHOT => Action::SnapshotTaken { reserved_bytes: None },
             other => {
                 self.other_actions.insert(other.0);
                 Action::Other { name: StringId(other.0), address, size_bytes }
