@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde::Serialize;
 use tempfile::Builder;
 
-use super::{Common, open, print_json, text};
+use super::{Common, open, print_json, text, wrong_arguments};
 
 /// Turn a memory file into a trace.
 #[derive(Debug, clap::Args)]
@@ -29,9 +29,13 @@ struct Imported {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut trace = open(&arguments.common.file)?;
     let output = &arguments.output;
-    if output == Path::new("-") {
+    let to_standard_output = output == Path::new("-");
+    if arguments.common.json && to_standard_output {
+        return Err(wrong_arguments("--json and the trace cannot both go to the standard output"));
+    }
+    let mut trace = open(&arguments.common.file)?;
+    if to_standard_output {
         trace.copy_to(io::stdout().lock())?;
         return Ok(ExitCode::SUCCESS);
     }

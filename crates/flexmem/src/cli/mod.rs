@@ -39,11 +39,24 @@ struct Arguments {
 }
 
 const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or is not what it should be; 2 wrong \
-                           arguments; 3 the memory given does not serve the trace (replay, plan); 4 there is no such \
-                           process, 5 it does not stream its history, 6 it is another user's (watch).";
+                           arguments; 3 the memory given, or any in reason, does not serve the trace (replay, plan); \
+                           4 there is no such process, 5 it does not stream its history, 6 it is another user's \
+                           (watch).";
 
 /// A file could not be read, or is not what it should be.
 const FAILED: u8 = 1;
+
+/// Arguments that do not go together; clap finds what is wrong with one alone.
+const WRONG_ARGUMENTS: u8 = 2;
+
+/// What is wrong with the arguments.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongArguments(String);
+
+fn wrong_arguments(text: impl std::fmt::Display) -> anyhow::Error {
+    WrongArguments(text.to_string()).into()
+}
 
 /// The memory given does not serve the trace.
 const NOT_SERVED: u8 = 3;
@@ -83,8 +96,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(status) => status,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flexmem: {error:#}");
-            ExitCode::from(FAILED)
+            text::complain(format_args!("{error:#}"));
+            ExitCode::from(if error.is::<WrongArguments>() { WRONG_ARGUMENTS } else { FAILED })
         }
     }
 }
@@ -135,7 +148,8 @@ struct Common {
 /// The device to play: the one that is named, or the one with the highest peak.
 fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32, Operations)> {
     let mut all = Operations::of(trace)?;
-    anyhow::ensure!(!all.is_empty(), "the file has no allocations to play: history was never on");
+    let why = if trace.kind().is_snapshot() { ": history was never on" } else { "" };
+    anyhow::ensure!(!all.is_empty(), "the file has no allocations to play{why}");
     all.sort_by_key(|(device, operations)| (Reverse(operations.peak_bytes()), *device));
     let Some(wanted) = device else { return Ok(all.swap_remove(0)) };
     let mut numbers: Vec<_> = all.iter().map(|(device, _)| device.to_string()).collect();
@@ -147,7 +161,7 @@ fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32
 
 /// Prints a value as JSON.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut output = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut output, value)?;
-    Ok(writeln!(output)?)
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    Ok(io::stdout().write_all(&text)?)
 }

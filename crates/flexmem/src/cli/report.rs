@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::{Common, open, print_json, text};
+use super::{Common, open, print_json, text, wrong_arguments};
 use crate::report::{Limits, Report};
 use crate::trace_file::file_name;
 
@@ -29,10 +29,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Common { file, json } = &arguments.common;
     let output = arguments.output.as_deref();
     let to_standard_output = output == Some(Path::new("-"));
-    anyhow::ensure!(
-        !(*json && to_standard_output),
-        "--json and the page cannot both go to the standard output"
-    );
+    if *json && to_standard_output {
+        return Err(wrong_arguments("--json and the page cannot both go to the standard output"));
+    }
     let limits = Limits { bands: usize::from(arguments.bands), ..Limits::default() };
     let mut report = Report::of(&mut open(file)?, &file_name(file), limits)?;
     // Always made: what is left out of it to make it fit is among the figures.

@@ -25,6 +25,8 @@ use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError,
 pub use kind::Kind;
 pub use pickle::{Fault, PickleError};
 
+const BUFFER_BYTES: usize = 256 << 10;
+
 /// Why a file could not be imported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -67,8 +69,7 @@ pub enum ImportError {
 ///
 /// [`ImportError`]. What was written until then is worth nothing.
 pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -> Result<Kind, ImportError> {
-    let mut input = BufReader::with_capacity(kind::LOOK_BYTES, input);
-    let kind = Kind::of(look(&mut input)?);
+    let (kind, input) = look(input)?;
     match kind {
         Kind::Pickle => pytorch::import(input, name, writer)?,
         Kind::Page => pytorch::import(page::pickle(input)?, name, writer)?,
@@ -81,10 +82,13 @@ pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -
     Ok(kind)
 }
 
-/// The beginning of a file, which stays unread. A pipe may give it in pieces.
-fn look<R: Read>(input: &mut BufReader<R>) -> io::Result<&[u8]> {
-    // One read is enough for a file, and for all that is told apart by a few bytes.
-    input.fill_buf()
+/// What a file is, and the whole of it. A pipe may give it in pieces, of which the first may be too short to judge.
+fn look<R: Read>(mut input: R) -> io::Result<(Kind, impl BufRead)> {
+    let mut beginning = Vec::new();
+    input.by_ref().take(kind::LOOK_BYTES).read_to_end(&mut beginning)?;
+    let kind = Kind::of(&beginning);
+    let rest = BufReader::with_capacity(BUFFER_BYTES, input);
+    Ok((kind, io::Cursor::new(beginning).chain(rest)))
 }
 
 /// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has

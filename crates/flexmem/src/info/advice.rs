@@ -14,7 +14,12 @@ pub(super) fn advice(info: &Info) -> Vec<String> {
         ];
     };
     match busiest.history.state {
-        HistoryState::NeverOn | HistoryState::OwnersOnly => advice.push(
+        HistoryState::OwnersOnly => advice.push(
+            "History has no events, as before PyTorch 2.1: with a later one, call \
+             torch.cuda.memory._record_memory_history() before the model is made, then take the snapshot again."
+                .to_owned(),
+        ),
+        HistoryState::NeverOn => advice.push(
             "History was never on: call torch.cuda.memory._record_memory_history() (torch.spyre.memory's on spyre) before \
              the model is made, then take the snapshot again."
                 .to_owned(),

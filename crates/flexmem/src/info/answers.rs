@@ -103,7 +103,7 @@ pub struct HistoryInfo {
     pub lost_events: u64,
     /// Whether events are missing, and nobody knows how many.
     pub lost_unknown: bool,
-    /// From the first to the last event, if they have times.
+    /// From the first to the last event, if they have times, and not just an order.
     pub duration_ns: Option<u64>,
 }
 
