@@ -23,6 +23,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError, Writer};
 
 pub use kind::Kind;
+use kind::LOOK_BYTES;
 pub use pickle::{Fault, PickleError};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -84,8 +85,9 @@ pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -
 
 /// What a file is, and the whole of it. A pipe may give it in pieces, of which the first may be too short to judge.
 fn look<R: Read>(mut input: R) -> io::Result<(Kind, impl BufRead)> {
-    let mut beginning = Vec::new();
-    input.by_ref().take(kind::LOOK_BYTES).read_to_end(&mut beginning)?;
+    // Room for all of it, so that a file gives it in one piece.
+    let mut beginning = Vec::with_capacity(LOOK_BYTES as usize);
+    input.by_ref().take(LOOK_BYTES).read_to_end(&mut beginning)?;
     let kind = Kind::of(&beginning);
     let rest = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok((kind, io::Cursor::new(beginning).chain(rest)))
