@@ -50,6 +50,18 @@ fn a_broken_file_leaves_no_output_and_fails_with_its_name() {
 }
 
 #[test]
+fn an_output_without_a_folder_is_said_to_be_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, output) = (sample_name("complete_trace.pickle"), folder.path().join("missing").join("out"));
+    for command in ["import", "report"] {
+        let found = flexmem(&[command, &file, "-o", output.to_str().unwrap()]);
+        let parent = output.parent().unwrap().display();
+        let expected = format!("flexmem: {}: there is no folder {parent}\n", output.display());
+        assert_eq!((found.status.code(), String::from_utf8(found.stderr).unwrap()), (Some(1), expected));
+    }
+}
+
+#[test]
 fn wrong_arguments_have_a_status_of_their_own() {
     for arguments in [&["info"][..], &["no-such-command"], &["info", "x", "--device-memory", "many"]] {
         assert_eq!(flexmem(arguments).status.code(), Some(2), "{arguments:?}");

@@ -165,10 +165,10 @@ fn history(device: &DeviceInfo, lines: &mut Lines) {
         }
     }
     if history.contradictions > 0 {
-        lines.add("", format_args!("{} that do not fit the others", count(history.contradictions, "event")));
+        lines.add("", format_args!("not fitting the others: {}", count(history.contradictions, "event")));
     }
     if history.lost_events > 0 {
-        lines.add("", format_args!("{} were lost", count(history.lost_events, "event")));
+        lines.add("", format_args!("lost: {}", count(history.lost_events, "event")));
     }
     if history.lost_unknown {
         lines.add("", "events are missing, nobody knows how many");

@@ -15,12 +15,15 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use tempfile::NamedTempFile;
 
 use crate::TraceFile;
 use crate::import::ImportError;
@@ -133,6 +136,15 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     }
     let input = progress::open(path).map_err(|error| named(error.into()))?;
     TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
+}
+
+/// A file that takes the place of another, or of none, when it is whole. It is as readable as any new file, and not
+/// private, as temporary ones are.
+fn new_file(output: &Path) -> anyhow::Result<NamedTempFile> {
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    anyhow::ensure!(folder.is_dir(), "there is no folder {}", folder.display());
+    let permissions = Permissions::from_mode(0o666);
+    Ok(tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?)
 }
 
 /// What the subcommands share.

@@ -24,6 +24,11 @@ pub(super) fn advice(info: &Info) -> Vec<String> {
              the model is made, then take the snapshot again."
                 .to_owned(),
         ),
+        HistoryState::Truncated if busiest.history.is_contradictory_alone() => advice.push(
+            "Some events do not fit the others, so that the peak may have been another: the file is damaged, or was \
+             put together from several."
+                .to_owned(),
+        ),
         HistoryState::Truncated if is_pytorch(info) => advice.push(
             "History does not reach back to an empty device: switch it on earlier, or raise max_entries, to see the \
              peak for sure."

@@ -107,6 +107,16 @@ pub struct HistoryInfo {
     pub duration_ns: Option<u64>,
 }
 
+impl HistoryInfo {
+    /// Whether nothing but contradictions keeps it from being whole.
+    pub fn is_contradictory_alone(&self) -> bool {
+        let began_empty = self.baseline_blocks == 0
+            && self.baseline_freed == 0
+            && self.reserved_before_bytes.unwrap_or(0) == 0;
+        began_empty && self.contradictions > 0 && self.lost_events == 0 && !self.lost_unknown
+    }
+}
+
 /// How many events there are, by kind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct EventCounts {
