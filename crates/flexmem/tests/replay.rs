@@ -214,6 +214,10 @@ fn the_command_says_whether_the_memory_does() {
     let (status, text) = flexmem(&["replay", &file, "--device-memory", "1GiB"]);
     assert_eq!(status, Some(3), "{text}");
     assert!(text.contains("too little, in whatever pieces"), "{text}");
+    let (status, text) = flexmem(&["replay", &file, "--device-memory", "4GiB", "--regions", "64"]);
+    assert_eq!(status, Some(3), "{text}");
+    assert!(text.contains("tried 512.00 MiB\n"), "{text}");
+    assert!(text.contains("no region is that large: each has 64.00 MiB\n"), "{text}");
     let (status, text) = flexmem(&["replay", &file, "--device-memory", "4GiB", "--device", "7"]);
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("device 7 allocated nothing; expected one of 0"), "{text}");

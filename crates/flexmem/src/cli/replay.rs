@@ -95,16 +95,18 @@ fn as_text(replayed: &Replayed) -> String {
     let memory = replayed.device_memory_bytes;
     let regions = count(replayed.regions.into(), "region");
     lines.plain(format_args!("device {} of the file, on {} in {regions}", replayed.device, size(memory)));
-    describe("FlexAllocator", &replayed.flex, memory, &mut lines);
+    let region_bytes = memory / u64::from(replayed.regions);
+    describe("FlexAllocator", &replayed.flex, (memory, region_bytes), &mut lines);
     if let Some(outcome) = &replayed.caching_allocator {
         let with = if replayed.expandable_segments == Some(true) { "with" } else { "without" };
         let name = format!("PyTorch's caching allocator (a model, {with} expandable segments)");
-        describe(&name, outcome, memory, &mut lines);
+        describe(&name, outcome, (memory, memory), &mut lines);
     }
     lines.into_text()
 }
 
-fn describe(name: &str, outcome: &Outcome, memory: u64, lines: &mut Lines) {
+/// `memory` is that of the device, and that of each of its regions.
+fn describe(name: &str, outcome: &Outcome, memory: (u64, u64), lines: &mut Lines) {
     lines.plain("");
     lines.plain(name);
     match &outcome.failure {
@@ -122,7 +124,7 @@ fn describe(name: &str, outcome: &Outcome, memory: u64, lines: &mut Lines) {
     );
 }
 
-fn failed(failure: &Failure, memory: u64, lines: &mut Lines) {
+fn failed(failure: &Failure, (memory, region_bytes): (u64, u64), lines: &mut Lines) {
     let place = if failure.at_event == 0 {
         "with what was live before recording".to_owned()
     } else {
@@ -136,6 +138,8 @@ fn failed(failure: &Failure, memory: u64, lines: &mut Lines) {
     let missing = failure.requested_bytes.saturating_sub(failure.free_bytes);
     if missing > 0 {
         lines.add("", format_args!("{} too little, in whatever pieces", size(missing)));
+    } else if failure.requested_bytes > region_bytes {
+        lines.add("", format_args!("no region is that large: each has {}", size(region_bytes)));
     } else if failure.largest_free_bytes < failure.requested_bytes {
         lines.add("", "enough was free, but not in one piece: fragmentation");
     } else {
