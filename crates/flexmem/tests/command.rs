@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::{data, sample};
+use flex_trace::{Action, Event, Header, Record, Writer};
 
 fn flexmem(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).output().unwrap()
@@ -49,12 +50,107 @@ fn a_broken_file_leaves_no_output_and_fails_with_its_name() {
 }
 
 #[test]
+fn an_output_without_a_folder_is_said_to_be_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, output) = (sample_name("complete_trace.pickle"), folder.path().join("missing").join("out"));
+    for command in ["import", "report"] {
+        let found = flexmem(&[command, &file, "-o", output.to_str().unwrap()]);
+        let parent = output.parent().unwrap().display();
+        let expected = format!("flexmem: {}: there is no folder {parent}\n", output.display());
+        assert_eq!((found.status.code(), String::from_utf8(found.stderr).unwrap()), (Some(1), expected));
+    }
+}
+
+#[test]
 fn wrong_arguments_have_a_status_of_their_own() {
     for arguments in [&["info"][..], &["no-such-command"], &["info", "x", "--device-memory", "many"]] {
         assert_eq!(flexmem(arguments).status.code(), Some(2), "{arguments:?}");
     }
     assert_eq!(flexmem(&["info", "/nowhere"]).status.code(), Some(1));
     assert_eq!(flexmem(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn arguments_that_do_not_go_together_are_wrong_ones() {
+    let file = sample_name("complete_trace.pickle");
+    for (arguments, expected) in [
+        (
+            &["import", &file, "-o", "-", "--json"][..],
+            "flexmem: --json and the trace cannot both go to the standard output\n",
+        ),
+        (
+            &["report", &file, "-o", "-", "--json"],
+            "flexmem: --json and the page cannot both go to the standard output\n",
+        ),
+        (
+            &["replay", &file, "--device-memory", "100"],
+            "flexmem: --device-memory: a device of 100 bytes in 1 region: region setup: region 0 has 100 bytes; expected \
+             at least 128\n",
+        ),
+    ] {
+        let output = flexmem(arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!((out(&output), String::from_utf8_lossy(&output.stderr).as_ref()), ("", expected));
+    }
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_error() {
+    let file = sample_name("complete_trace.pickle");
+    for arguments in [&["info", &file][..], &["info", &file, "--json"], &["report", &file, "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).stdout(writer).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn an_error_that_nobody_can_read_has_its_status() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for arguments in [&["info", "/nowhere"][..], &["replay", "/nowhere", "--device-memory", "1GiB"]] {
+        let status =
+            Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn names_of_a_file_do_not_steer_the_terminal() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    writer.write(&Record::Setting { key: "\u{1b}[2J", value: "x\ny" }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("hostile.trace");
+    std::fs::write(&trace, writer.finish().unwrap()).unwrap();
+    let output = flexmem(&["info", trace.to_str().unwrap()]);
+    assert!(out(&output).contains("settings on: \\u{1b}[2J:x\\ny\n"), "{output:?}");
+    let missing = folder.path().join("no\u{1b}[2Jne");
+    let output = flexmem(&["info", missing.to_str().unwrap()]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("no\\u{1b}[2Jne: "), "{error}");
+}
+
+#[test]
+fn lists_have_as_many_entries_as_asked_for() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let action = Action::OutOfMemory {
+        requested_bytes: 1 << 20,
+        free_bytes: None,
+        largest_free_bytes: None,
+        capacity_bytes: None,
+    };
+    let allocated =
+        Action::Allocated { address: 4096.into(), size_bytes: 512, rounded_bytes: None, stream: 0 };
+    for action in std::iter::once(allocated).chain(std::iter::repeat_n(action, 12)) {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("failures.trace").display().to_string();
+    std::fs::write(&trace, writer.finish().unwrap()).unwrap();
+    let output = flexmem(&["info", &trace, "--top", "2"]);
+    assert_eq!(out(&output).matches("tried 1.00 MiB").count(), 2, "{output:?}");
+    assert!(out(&output).contains("                 10 requests failed besides\n"), "{output:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
-use flex_trace::record::History;
+use flex_trace::record::{History, Source};
 use flex_trace::{Action, Address, Event, Header, Record, Writer};
 use flexmem::TraceFile;
 use flexmem::info::answers::{HistoryState, Info};
@@ -193,4 +193,52 @@ fn failed_request(largest_free_bytes: Option<u64>) -> (Option<u64>, Option<u64>)
 fn what_is_cached_does_not_count_twice() {
     assert_eq!(failed_request(None), (Some(4), Some(0)), "PyTorch's free memory is what it has not reserved");
     assert_eq!(failed_request(Some(4 << 20)), (None, Some(4)), "FlexAllocator's is all that is free");
+}
+
+#[test]
+fn steps_are_no_times_and_equal_devices_come_in_their_order() {
+    let table: &[u8] = b"id,lower,upper,size\n0,0,50000,128\n";
+    let options = Options { device_memory_bytes: None, top: 5 };
+    let found = info(&mut TraceFile::import(table, "table").unwrap(), &options).unwrap();
+    assert_eq!(found.devices[0].history.state, HistoryState::Whole);
+    assert_eq!(found.devices[0].history.duration_ns, None);
+    assert_eq!(found.devices[0].peak.as_ref().unwrap().reserved_bytes, None, "a table does not say");
+
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    for device in [2, 0, 1] {
+        let allocated =
+            Action::Allocated { address: Address(16), size_bytes: 512, rounded_bytes: None, stream: 0 };
+        writer.write(&Record::Event(Event::new(device, allocated))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let found = info(&mut TraceFile::import(bytes.as_slice(), "trace").unwrap(), &options).unwrap();
+    assert_eq!(found.devices.iter().map(|device| device.device).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn events_that_contradict_each_other_are_not_taken_for_a_late_beginning() {
+    let advice = |contradictions, baseline_freed| {
+        let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+        let history = History {
+            device: 0,
+            recorded: true,
+            reserved_before_bytes: Some(0),
+            contradictions,
+            baseline_freed,
+        };
+        let allocated =
+            Action::Allocated { address: Address(16), size_bytes: 512, rounded_bytes: None, stream: 0 };
+        let source = Source { producer: "test", kind: "PyTorch snapshot", name: "test" };
+        for record in
+            [Record::Source(source), Record::History(history), Record::Event(Event::new(0, allocated))]
+        {
+            writer.write(&record).unwrap();
+        }
+        let bytes = writer.finish().unwrap();
+        let options = Options { device_memory_bytes: None, top: 5 };
+        info(&mut TraceFile::import(bytes.as_slice(), "trace").unwrap(), &options).unwrap().advice.join("\n")
+    };
+    assert_eq!(advice(0, 0), "");
+    assert!(advice(1, 0).starts_with("Some events do not fit the others"), "{}", advice(1, 0));
+    assert!(advice(1, 1).starts_with("History does not reach back"), "{}", advice(1, 1));
 }

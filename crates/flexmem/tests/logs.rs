@@ -2,7 +2,10 @@
 
 mod common;
 
+use std::io::Read;
+
 use common::{imported, lines};
+use flex_trace::{Header, Writer};
 use flexmem::import::Kind;
 
 #[track_caller]
@@ -67,7 +70,7 @@ fn rmm_over_midnight_with_a_failure_and_a_free_of_what_was_there_before() {
 fn minimalloc_frees_first_and_knows_inclusive_ends() {
     let events = [
         DEVICE,
-        "History(History { device: 0, recorded: true, reserved_before_bytes: Some(0), contradictions: 0, \
+        "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
          baseline_freed: 0 })",
         "0 Allocated { address: Address(0), size_bytes: 128, rounded_bytes: None, stream: 0 } at 0",
         "0 Freed { address: Address(0), size_bytes: 128 } at 5",
@@ -78,6 +81,58 @@ fn minimalloc_frees_first_and_knows_inclusive_ends() {
     assert_trace("buffer, size, start, end\nb0, 128, 0, 4\nb1, 64, 5, 8\n", Kind::MiniMalloc, &events);
     assert_refused("id,lower,upper,size\n0,5,5,1\n", "line 2: expected a life, found one from 5 to before 5");
     assert_refused("id,lower,upper,size\n0,5\n", "line 2: expected a number, found \"\" in: 0,5");
+    let half = 1_u64 << 63;
+    assert_refused(
+        &format!("id,lower,upper,size\n0,0,1,{half}\n1,0,1,{half}\n"),
+        "the sizes of this table of MiniMalloc are 2^64 bytes and more in all; expected less",
+    );
+}
+
+#[test]
+fn a_buffer_of_nothing_does_not_free_the_one_behind_it() {
+    let events = [
+        DEVICE,
+        "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
+         baseline_freed: 0 })",
+        "0 Allocated { address: Address(0), size_bytes: 0, rounded_bytes: None, stream: 0 } at 0",
+        "0 Allocated { address: Address(1), size_bytes: 64, rounded_bytes: None, stream: 0 } at 1",
+        "0 Freed { address: Address(0), size_bytes: 0 } at 5",
+        "0 Freed { address: Address(1), size_bytes: 64 } at 9",
+    ];
+    assert_trace("id,lower,upper,size\n0,0,5,0\n1,1,9,64\n", Kind::MiniMalloc, &events);
+}
+
+/// A pipe, of which each read gives a byte.
+struct Drops<'a>(&'a [u8]);
+
+impl Read for Drops<'_> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let length = out.len().min(self.0.len()).min(1);
+        self.0.read(&mut out[..length])
+    }
+}
+
+#[test]
+fn a_file_in_pieces_is_told_apart_as_a_whole_one_is() {
+    let import = |file: &str| {
+        let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+        flexmem::import::import(Drops(file.as_bytes()), "file", &mut writer)
+    };
+    assert_eq!(import("Thread,Time,Action,Pointer,Size,Stream\n").unwrap(), Kind::Rmm);
+    assert_eq!(import("id,lower,upper,size\n0,0,5,128\n").unwrap(), Kind::MiniMalloc);
+    let error = import("version https://git-lfs.github.com/spec/v1\n").unwrap_err().to_string();
+    assert!(error.starts_with("this is a pointer of Git LFS"), "{error}");
+}
+
+#[test]
+fn what_is_cut_off_or_is_no_base64_is_said() {
+    let refused = |file: &str| imported(file.as_bytes()).unwrap_err().to_string();
+    let error = refused("{\"traceEvents\": [{\"name\": \"x\"}, ");
+    assert!(error.starts_with("the JSON ends in the middle: the file was cut off"), "{error}");
+    let error = refused("{\"traceEvents\": [5]}");
+    assert!(error.starts_with("this is no trace of PyTorch's profiler: invalid type"), "{error}");
+    let error = refused("<html>\"base64\": \"!!!!\"</html>");
+    assert!(error.starts_with("the snapshot in this page is no base64: "), "{error}");
 }
 
 #[test]

@@ -214,12 +214,49 @@ fn the_command_says_whether_the_memory_does() {
     let (status, text) = flexmem(&["replay", &file, "--device-memory", "1GiB"]);
     assert_eq!(status, Some(3), "{text}");
     assert!(text.contains("too little, in whatever pieces"), "{text}");
+    let (status, text) = flexmem(&["replay", &file, "--device-memory", "4GiB", "--regions", "64"]);
+    assert_eq!(status, Some(3), "{text}");
+    assert!(text.contains("tried 512.00 MiB\n"), "{text}");
+    assert!(text.contains("no region is that large: each has 64.00 MiB\n"), "{text}");
     let (status, text) = flexmem(&["replay", &file, "--device-memory", "4GiB", "--device", "7"]);
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("device 7 allocated nothing; expected one of 0"), "{text}");
     let never = sample("history_never_enabled.pickle").display().to_string();
     let (status, text) = flexmem(&["replay", &never, "--device-memory", "4GiB"]);
     assert!(status == Some(1) && text.contains("history was never on"), "{text}");
+    // All that is asked for is free in one piece; the model takes 2 MiB for any small request.
+    let tiny = "id,lower,upper,size\n0,0,5,4\n1,1,9,4\n";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.csv").display().to_string();
+    std::fs::write(&file, tiny).unwrap();
+    let (status, text) = flexmem(&["replay", &file, "--device-memory", "1MiB", "--compare"]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("or too small for a new segment"), "{text}");
+    assert!(!text.contains("fragmentation"), "{text}");
+    let (status, text) = flexmem(&["plan", &file]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(!text.contains("none"), "{text}");
+    std::fs::write(&file, "id,lower,upper,size\n").unwrap();
+    let (status, text) = flexmem(&["plan", &file]);
+    assert!(status == Some(1) && text.ends_with("no allocations to play\n"), "{text}");
+}
+
+/// The sizes that are printed serve, when they are typed in: rounded to the nearest, some would not.
+#[test]
+fn a_plan_says_sizes_that_serve() {
+    let file = sample("no_time_field.pickle").display().to_string();
+    let (status, text) = flexmem(&["plan", &file, "--regions", "7"]);
+    assert_eq!(status, Some(0), "{text}");
+    let row = text.lines().find(|line| line.contains("7 regions")).unwrap();
+    let words: Vec<&str> = row.split_whitespace().collect();
+    let &[.., most, "GiB", least, "GiB"] = words.as_slice() else { panic!("{row}") };
+    for (order, size) in [("most-free", most), ("least-free", least)] {
+        let size = format!("{size}GiB");
+        let arguments =
+            ["replay", &file, "--regions", "7", "--region-order", order, "--device-memory", &size];
+        let (status, text) = flexmem(&arguments);
+        assert_eq!(status, Some(0), "{order} {size}: {text}");
+    }
 }
 
 #[test]

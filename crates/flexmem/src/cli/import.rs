@@ -1,16 +1,14 @@
 //! `flexmem import`.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use serde::Serialize;
-use tempfile::Builder;
 
-use super::{Common, open, print_json, text};
+use super::{Common, new_file, open, print_json, text, wrong_arguments};
 
 /// Turn a memory file into a trace.
 #[derive(Debug, clap::Args)]
@@ -29,9 +27,13 @@ struct Imported {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut trace = open(&arguments.common.file)?;
     let output = &arguments.output;
-    if output == Path::new("-") {
+    let to_standard_output = output == Path::new("-");
+    if arguments.common.json && to_standard_output {
+        return Err(wrong_arguments("--json and the trace cannot both go to the standard output"));
+    }
+    let mut trace = open(&arguments.common.file)?;
+    if to_standard_output {
         trace.copy_to(io::stdout().lock())?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -51,10 +53,7 @@ fn write(trace: &mut crate::TraceFile, output: &Path) -> anyhow::Result<u64> {
     if output.exists() && !output.is_file() {
         return Ok(trace.copy_to(File::create(output)?)?);
     }
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As any new file is: temporary ones are private otherwise.
-    let permissions = Permissions::from_mode(0o666);
-    let mut file = Builder::new().permissions(permissions).tempfile_in(folder)?;
+    let mut file = new_file(output)?;
     let bytes = trace.copy_to(&mut file)?;
     file.persist(output)?;
     Ok(bytes)

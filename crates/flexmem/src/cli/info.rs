@@ -28,12 +28,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.common.json {
         print_json(&info)?;
     } else {
-        io::stdout().write_all(as_text(&info).as_bytes())?;
+        io::stdout().write_all(as_text(&info, arguments.top).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_text(info: &Info) -> String {
+fn as_text(info: &Info, top: usize) -> String {
     let mut lines = Lines::default();
     let devices = count(info.devices.len() as u64, "device");
     lines.plain(format_args!("{}: {}, {devices}", info.source.name, info.source.kind));
@@ -45,11 +45,12 @@ fn as_text(info: &Info) -> String {
         info.devices.iter().partition(|device| device.busy_bytes() > 0 || device.memory.is_some());
     for device in busy {
         lines.plain("");
-        describe(device, &mut lines);
+        describe(device, top, &mut lines);
     }
     if !idle.is_empty() {
         let numbers: Vec<_> = idle.iter().map(|device| device.device.to_string()).collect();
-        lines.plain(format_args!("\nnothing happened on device {}", numbers.join(", ")));
+        lines.plain("");
+        lines.plain(format_args!("nothing happened on device {}", numbers.join(", ")));
     }
     if !info.advice.is_empty() {
         lines.plain("");
@@ -60,15 +61,20 @@ fn as_text(info: &Info) -> String {
     lines.into_text()
 }
 
-fn describe(device: &DeviceInfo, lines: &mut Lines) {
+fn describe(device: &DeviceInfo, top: usize, lines: &mut Lines) {
     let name = device.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
     let capacity = device.capacity_bytes.map(|bytes| format!(", {}", size(bytes))).unwrap_or_default();
     lines.plain(format_args!("device {}{name}{capacity}", device.device));
     for impossible in &device.impossible {
         lines.add("impossible", impossible);
     }
-    for failure in &device.out_of_memory {
+    for failure in device.out_of_memory.iter().take(top) {
         out_of_memory(failure, device, lines);
+    }
+    let more = device.events.out_of_memory.saturating_sub(top as u64);
+    if more > 0 {
+        let label = if top == 0 { "out of memory" } else { "" };
+        lines.add(label, format_args!("{} failed besides", count(more, "request")));
     }
     history(device, lines);
     if let Some(peak) = &device.peak {
@@ -159,10 +165,10 @@ fn history(device: &DeviceInfo, lines: &mut Lines) {
         }
     }
     if history.contradictions > 0 {
-        lines.add("", format_args!("{} that do not fit the others", count(history.contradictions, "event")));
+        lines.add("", format_args!("not fitting the others: {}", count(history.contradictions, "event")));
     }
     if history.lost_events > 0 {
-        lines.add("", format_args!("{} were lost", count(history.lost_events, "event")));
+        lines.add("", format_args!("lost: {}", count(history.lost_events, "event")));
     }
     if history.lost_unknown {
         lines.add("", "events are missing, nobody knows how many");

@@ -15,12 +15,15 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use tempfile::NamedTempFile;
 
 use crate::TraceFile;
 use crate::import::ImportError;
@@ -39,11 +42,24 @@ struct Arguments {
 }
 
 const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or is not what it should be; 2 wrong \
-                           arguments; 3 the memory given does not serve the trace (replay, plan); 4 there is no such \
-                           process, 5 it does not stream its history, 6 it is another user's (watch).";
+                           arguments; 3 the memory given, or any in reason, does not serve the trace (replay, plan); \
+                           4 there is no such process, 5 it does not stream its history, 6 it is another user's \
+                           (watch).";
 
 /// A file could not be read, or is not what it should be.
 const FAILED: u8 = 1;
+
+/// Arguments that do not go together; clap finds what is wrong with one alone.
+const WRONG_ARGUMENTS: u8 = 2;
+
+/// What is wrong with the arguments.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongArguments(String);
+
+fn wrong_arguments(text: impl std::fmt::Display) -> anyhow::Error {
+    WrongArguments(text.to_string()).into()
+}
 
 /// The memory given does not serve the trace.
 const NOT_SERVED: u8 = 3;
@@ -83,8 +99,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(status) => status,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flexmem: {error:#}");
-            ExitCode::from(FAILED)
+            text::complain(format_args!("{error:#}"));
+            ExitCode::from(if error.is::<WrongArguments>() { WRONG_ARGUMENTS } else { FAILED })
         }
     }
 }
@@ -122,6 +138,15 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
 }
 
+/// A file that takes the place of another, or of none, when it is whole. It is as readable as any new file, and not
+/// private, as temporary ones are.
+fn new_file(output: &Path) -> anyhow::Result<NamedTempFile> {
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    anyhow::ensure!(folder.is_dir(), "there is no folder {}", folder.display());
+    let permissions = Permissions::from_mode(0o666);
+    Ok(tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?)
+}
+
 /// What the subcommands share.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -135,7 +160,8 @@ struct Common {
 /// The device to play: the one that is named, or the one with the highest peak.
 fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32, Operations)> {
     let mut all = Operations::of(trace)?;
-    anyhow::ensure!(!all.is_empty(), "the file has no allocations to play: history was never on");
+    let why = if trace.kind().is_snapshot() { ": history was never on" } else { "" };
+    anyhow::ensure!(!all.is_empty(), "the file has no allocations to play{why}");
     all.sort_by_key(|(device, operations)| (Reverse(operations.peak_bytes()), *device));
     let Some(wanted) = device else { return Ok(all.swap_remove(0)) };
     let mut numbers: Vec<_> = all.iter().map(|(device, _)| device.to_string()).collect();
@@ -147,7 +173,7 @@ fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32
 
 /// Prints a value as JSON.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut output = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut output, value)?;
-    Ok(writeln!(output)?)
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    Ok(io::stdout().write_all(&text)?)
 }

@@ -7,9 +7,11 @@ use flex::RegionOrder;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::text::{Lines, size};
+use super::text::{Lines, size, size_with_places};
 use super::{Common, NOT_SERVED, open, operations, print_json};
-use crate::replay::{CachingAllocator, FlexReplay, Layout, Operations, Player, Segments, play, smallest};
+use crate::replay::{
+    CachingAllocator, FlexReplay, Layout, Operations, Player, Segments, WRITABLE_PLACES, play, smallest,
+};
 
 /// Find the smallest memory that serves a trace.
 #[derive(Debug, clap::Args)]
@@ -104,9 +106,14 @@ fn as_text(planned: &Planned) -> String {
         planned.device,
         size(planned.peak_bytes)
     ));
-    lines.plain("\nsmallest memory that serves all of it, to half a percent\n");
+    lines.plain("");
+    lines.plain("smallest memory that serves all of it, to half a percent");
+    lines.plain("");
     lines.plain(format_args!("  {:28}{:>18}{:>18}", "", "most free first", "least free first"));
-    let figure = |bytes: Option<u64>| bytes.map_or("none".to_owned(), size);
+    // Said exactly: with a little less it may not do.
+    let figure = |bytes: Option<u64>| {
+        bytes.map_or("none".to_owned(), |bytes| size_with_places(bytes, WRITABLE_PLACES))
+    };
     for plan in &planned.layouts {
         let regions =
             format!("FlexAllocator, {} region{}", plan.regions, if plan.regions == 1 { "" } else { "s" });

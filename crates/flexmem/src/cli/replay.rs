@@ -3,12 +3,11 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use flex::RegionOrder;
 use serde::Serialize;
 
 use super::text::{Lines, count, number, percent, size};
-use super::{Common, NOT_SERVED, open, operations, print_json};
+use super::{Common, NOT_SERVED, open, operations, print_json, wrong_arguments};
 use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, Segments, play};
 
 /// Play a trace on FlexAllocator with a given memory.
@@ -69,7 +68,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (device, operations) = operations(&mut trace, arguments.device)?;
     let (device_memory_bytes, regions) = (arguments.device_memory, arguments.regions);
     let mut flex = FlexReplay::new(device_memory_bytes, Layout { regions }, arguments.region_order.into())
-        .with_context(|| format!("a device of {device_memory_bytes} bytes in {regions} region(s)"))?;
+        .map_err(|error| {
+            wrong_arguments(format_args!(
+                "--device-memory: a device of {device_memory_bytes} bytes in {}: {error}",
+                count(regions.into(), "region")
+            ))
+        })?;
     let flex = play(&operations, &mut flex);
     let segments = operations.segments();
     let model = || CachingAllocator::with_segments(device_memory_bytes, segments);
@@ -91,17 +95,20 @@ fn as_text(replayed: &Replayed) -> String {
     let memory = replayed.device_memory_bytes;
     let regions = count(replayed.regions.into(), "region");
     lines.plain(format_args!("device {} of the file, on {} in {regions}", replayed.device, size(memory)));
-    describe("FlexAllocator", &replayed.flex, memory, &mut lines);
+    let region_bytes = memory / u64::from(replayed.regions);
+    describe("FlexAllocator", &replayed.flex, (memory, region_bytes), &mut lines);
     if let Some(outcome) = &replayed.caching_allocator {
         let with = if replayed.expandable_segments == Some(true) { "with" } else { "without" };
         let name = format!("PyTorch's caching allocator (a model, {with} expandable segments)");
-        describe(&name, outcome, memory, &mut lines);
+        describe(&name, outcome, (memory, memory), &mut lines);
     }
     lines.into_text()
 }
 
-fn describe(name: &str, outcome: &Outcome, memory: u64, lines: &mut Lines) {
-    lines.plain(format_args!("\n{name}"));
+/// `memory` is that of the device, and that of each of its regions.
+fn describe(name: &str, outcome: &Outcome, memory: (u64, u64), lines: &mut Lines) {
+    lines.plain("");
+    lines.plain(name);
     match &outcome.failure {
         None => lines.add("served", format_args!("all {}", count(outcome.allocations, "allocation"))),
         Some(failure) => failed(failure, memory, lines),
@@ -117,7 +124,7 @@ fn describe(name: &str, outcome: &Outcome, memory: u64, lines: &mut Lines) {
     );
 }
 
-fn failed(failure: &Failure, memory: u64, lines: &mut Lines) {
+fn failed(failure: &Failure, (memory, region_bytes): (u64, u64), lines: &mut Lines) {
     let place = if failure.at_event == 0 {
         "with what was live before recording".to_owned()
     } else {
@@ -129,9 +136,14 @@ fn failed(failure: &Failure, memory: u64, lines: &mut Lines) {
     let share = percent(failure.live_bytes, memory);
     lines.add("", format_args!("{live} live ({share} of the device), {free} free, largest hole {hole}"));
     let missing = failure.requested_bytes.saturating_sub(failure.free_bytes);
-    if missing == 0 {
+    if missing > 0 {
+        lines.add("", format_args!("{} too little, in whatever pieces", size(missing)));
+    } else if failure.requested_bytes > region_bytes {
+        lines.add("", format_args!("no region is that large: each has {}", size(region_bytes)));
+    } else if failure.largest_free_bytes < failure.requested_bytes {
         lines.add("", "enough was free, but not in one piece: fragmentation");
     } else {
-        lines.add("", format_args!("{} too little, in whatever pieces", size(missing)));
+        lines
+            .add("", "a hole is large enough, but of another pool or stream, or too small for a new segment");
     }
 }

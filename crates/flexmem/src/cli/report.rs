@@ -1,14 +1,12 @@
 //! `flexmem report`.
 
-use std::fs::Permissions;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::{Common, open, print_json, text};
+use super::{Common, new_file, open, print_json, text, wrong_arguments};
 use crate::report::{Limits, Report};
 use crate::trace_file::file_name;
 
@@ -29,10 +27,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Common { file, json } = &arguments.common;
     let output = arguments.output.as_deref();
     let to_standard_output = output == Some(Path::new("-"));
-    anyhow::ensure!(
-        !(*json && to_standard_output),
-        "--json and the page cannot both go to the standard output"
-    );
+    if *json && to_standard_output {
+        return Err(wrong_arguments("--json and the page cannot both go to the standard output"));
+    }
     let limits = Limits { bands: usize::from(arguments.bands), ..Limits::default() };
     let mut report = Report::of(&mut open(file)?, &file_name(file), limits)?;
     // Always made: what is left out of it to make it fit is among the figures.
@@ -51,14 +48,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes the whole page or nothing: beside its place, then there. What is not a file, such as a pipe, is written to.
-fn write(output: &Path, page: &[u8]) -> io::Result<()> {
+fn write(output: &Path, page: &[u8]) -> anyhow::Result<()> {
     if output.exists() && !output.is_file() {
-        return std::fs::write(output, page);
+        return Ok(std::fs::write(output, page)?);
     }
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // To be shown to others: as readable as the user's files are.
-    let permissions = Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
+    let mut file = new_file(output)?;
     file.write_all(page)?;
     file.persist(output)?;
     Ok(())

@@ -7,12 +7,12 @@ pub(super) fn parse(text: &str) -> Result<u64, String> {
     let end = text_only.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text_only.len());
     let (number, unit) = text_only.split_at(end);
     let unit = unit.trim().to_ascii_lowercase();
-    let power = match unit.trim_end_matches('b').trim_end_matches('i') {
-        "" => 0,
-        "k" => 1,
-        "m" => 2,
-        "g" => 3,
-        "t" => 4,
+    let power = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "ki" | "kib" => 1,
+        "m" | "mb" | "mi" | "mib" => 2,
+        "g" | "gb" | "gi" | "gib" => 3,
+        "t" | "tb" | "ti" | "tib" => 4,
         _ => return Err(wrong()),
     };
     let is_decimal = unit.len() == 2 && unit.ends_with('b');
@@ -42,7 +42,9 @@ mod tests {
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
-        for text in ["", "GiB", "0", "-1", "1.2.3", "5 parsecs", "99999999999T", "1e400"] {
+        for text in
+            ["", "GiB", "0", "-1", "1.2.3", "5 parsecs", "5bb", "5ib", "5gibb", "99999999999T", "1e400"]
+        {
             assert!(parse(text).unwrap_err().contains(&format!("{text:?}")), "{text}");
         }
     }

@@ -1,6 +1,8 @@
 //! Figures and lists for people.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
 
 use humansize::{BINARY, FormatSizeOptions, format_size};
 
@@ -9,7 +11,39 @@ use crate::site::NO_STACK;
 
 /// A size, as people say it: `1.50 GiB`.
 pub(super) fn size(bytes: u64) -> String {
-    format_size(bytes, FormatSizeOptions::from(BINARY).decimal_zeroes(if bytes < 1024 { 0 } else { 2 }))
+    size_with_places(bytes, 2)
+}
+
+/// A size with so many places behind the point; bytes have none.
+pub(super) fn size_with_places(bytes: u64, places: usize) -> String {
+    let places = if bytes < 1024 { 0 } else { places };
+    format_size(bytes, FormatSizeOptions::from(BINARY).decimal_places(places).decimal_zeroes(places))
+}
+
+/// Text from a file or another process as a terminal may have it: what would steer the terminal, end the line, or
+/// change the order of letters, is spelled out.
+pub(super) fn harmless(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut spelled = String::new();
+    for c in text.chars() {
+        if is_harmful(c) {
+            spelled.extend(c.escape_default());
+        } else {
+            spelled.push(c);
+        }
+    }
+    Cow::Owned(spelled)
+}
+
+/// Says on the error stream what went wrong. If that is gone too, there is nobody to tell.
+pub(super) fn complain(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "flexmem: {}", harmless(&text.to_string()));
 }
 
 /// A number with commas.
@@ -46,7 +80,7 @@ pub(super) fn duration(ns: u64) -> String {
     }
 }
 
-/// Lines with a label each, aligned; lines without one belong to the label above.
+/// Lines with a label each, aligned; lines without one belong to the label above. All are [`harmless`].
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     text: String,
@@ -57,11 +91,11 @@ const LABEL_WIDTH: usize = 15;
 impl Lines {
     pub(super) fn plain(&mut self, text: impl fmt::Display) {
         // Writing to a string does not fail.
-        let _ = writeln!(self.text, "{text}");
+        let _ = writeln!(self.text, "{}", harmless(&text.to_string()));
     }
 
     pub(super) fn add(&mut self, label: &str, text: impl fmt::Display) {
-        let _ = writeln!(self.text, "  {label:<LABEL_WIDTH$}{text}");
+        let _ = writeln!(self.text, "  {label:<LABEL_WIDTH$}{}", harmless(&text.to_string()));
     }
 
     /// Who holds memory, the largest first.
@@ -84,9 +118,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lines_do_not_steer_the_terminal() {
+        let mut lines = Lines::default();
+        lines.plain("a\u{1b}[2Jb");
+        lines.add("x", "one\ntwo\u{202e}");
+        lines.add("y", "größe ✓");
+        assert_eq!(
+            lines.into_text(),
+            "a\\u{1b}[2Jb\n  x              one\\ntwo\\u{202e}\n  y              größe ✓\n"
+        );
+    }
+
+    #[test]
     fn figures_read_well() {
         assert_eq!((size(0), size(512), size(1536)), ("0 B".into(), "512 B".into(), "1.50 KiB".into()));
         assert_eq!(size(5_308_694_528), "4.94 GiB");
+        assert_eq!(
+            (size_with_places(2_705_829_396, 3), size_with_places(7, 3)),
+            ("2.520 GiB".into(), "7 B".into())
+        );
         assert_eq!(
             (number(1), number(1234), number(1_234_567)),
             ("1".into(), "1,234".into(), "1,234,567".into())

@@ -26,7 +26,7 @@ pub(super) fn import<R: BufRead, W: Write>(
 ) -> Result<(), ImportError> {
     let mut found = Found::default();
     let mut json = serde_json::Deserializer::from_reader(input);
-    Root(&mut found).deserialize(&mut json).map_err(|error| ImportError::Json(format!("{error}")))?;
+    Root(&mut found).deserialize(&mut json).map_err(broken)?;
     found.check()?;
     if found.changes.iter().any(|change| change.device_type != CPU) {
         found.changes.retain(|change| change.device_type != CPU);
@@ -34,6 +34,19 @@ pub(super) fn import<R: BufRead, W: Write>(
     found.changes.sort_by_key(|change| change.time_ns);
     lives::begin(writer, "PyTorch profiler trace", name, ClockOrigin::Monotonic)?;
     write(&found.changes, writer)
+}
+
+/// What is wrong with the JSON.
+fn broken(error: serde_json::Error) -> ImportError {
+    if error.is_io() {
+        return ImportError::Io(error.into());
+    }
+    let what = if error.is_eof() {
+        "the JSON ends in the middle: the file was cut off, or is still being written"
+    } else {
+        "this is no trace of PyTorch's profiler"
+    };
+    ImportError::Json(format!("{what}: {error}"))
 }
 
 fn write<W: Write>(changes: &[Change], writer: &mut Writer<W>) -> Result<(), ImportError> {

@@ -3,7 +3,7 @@
 use super::{minimalloc, rmm};
 
 /// How much of a file is looked at, at most.
-pub(super) const LOOK_BYTES: usize = 256 << 10;
+pub(super) const LOOK_BYTES: u64 = 64 << 10;
 
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,11 @@ impl Kind {
             _ if is_text(text) => Kind::Other("this is a text of no known kind"),
             _ => Kind::Other("this file begins like nothing that is known"),
         }
+    }
+
+    /// Whether it is a snapshot of PyTorch, which has a history only if that was on.
+    pub fn is_snapshot(self) -> bool {
+        matches!(self, Kind::Pickle | Kind::Page)
     }
 
     /// What the kind is called.

@@ -5,7 +5,7 @@
 //! Played as it would happen: at each time the frees first, then the allocations. A table has no addresses; each buffer
 //! gets one of its own.
 
-use std::io::{BufRead, Write};
+use std::io::{self, BufRead, Write};
 
 use flex_trace::record::{ClockOrigin, History};
 use flex_trace::{Action, Event, Record, Writer};
@@ -74,7 +74,7 @@ pub(super) fn import<R: BufRead, W: Write>(
     lives::device(writer, 0)?;
     let (recorded, device) = (true, 0);
     let history =
-        History { device, recorded, reserved_before_bytes: Some(0), contradictions: 0, baseline_freed: 0 };
+        History { device, recorded, reserved_before_bytes: None, contradictions: 0, baseline_freed: 0 };
     writer.write(&Record::History(history))?;
     play(&read(&mut input)?, writer)
 }
@@ -95,6 +95,14 @@ fn read<R: BufRead>(input: &mut R) -> Result<Vec<Buffer>, ImportError> {
     Ok(buffers)
 }
 
+fn too_large() -> ImportError {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the sizes of this table of MiniMalloc are 2^64 bytes and more in all; expected less",
+    )
+    .into()
+}
+
 fn play<W: Write>(buffers: &[Buffer], writer: &mut Writer<W>) -> Result<(), ImportError> {
     let frees = buffers.iter().enumerate().map(|(buffer, life)| (life.upper, false, buffer));
     let allocations = buffers.iter().enumerate().map(|(buffer, life)| (life.lower, true, buffer));
@@ -104,7 +112,8 @@ fn play<W: Write>(buffers: &[Buffer], writer: &mut Writer<W>) -> Result<(), Impo
     let mut end = 0_u64;
     for buffer in buffers {
         addresses.push(end);
-        end = end.saturating_add(buffer.size_bytes);
+        // One of nothing has an address of its own too.
+        end = end.checked_add(buffer.size_bytes.max(1)).ok_or_else(too_large)?;
     }
     for (time, is_allocation, buffer) in events {
         let (address, size_bytes) = (addresses[buffer].into(), buffers[buffer].size_bytes);

@@ -23,7 +23,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError, Writer};
 
 pub use kind::Kind;
+use kind::LOOK_BYTES;
 pub use pickle::{Fault, PickleError};
+
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// Why a file could not be imported.
 #[derive(Debug, thiserror::Error)]
@@ -67,8 +70,7 @@ pub enum ImportError {
 ///
 /// [`ImportError`]. What was written until then is worth nothing.
 pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -> Result<Kind, ImportError> {
-    let mut input = BufReader::with_capacity(kind::LOOK_BYTES, input);
-    let kind = Kind::of(look(&mut input)?);
+    let (kind, input) = look(input)?;
     match kind {
         Kind::Pickle => pytorch::import(input, name, writer)?,
         Kind::Page => pytorch::import(page::pickle(input)?, name, writer)?,
@@ -81,10 +83,14 @@ pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -
     Ok(kind)
 }
 
-/// The beginning of a file, which stays unread. A pipe may give it in pieces.
-fn look<R: Read>(input: &mut BufReader<R>) -> io::Result<&[u8]> {
-    // One read is enough for a file, and for all that is told apart by a few bytes.
-    input.fill_buf()
+/// What a file is, and the whole of it. A pipe may give it in pieces, of which the first may be too short to judge.
+fn look<R: Read>(mut input: R) -> io::Result<(Kind, impl BufRead)> {
+    // Room for all of it, so that a file gives it in one piece.
+    let mut beginning = Vec::with_capacity(LOOK_BYTES as usize);
+    input.by_ref().take(LOOK_BYTES).read_to_end(&mut beginning)?;
+    let kind = Kind::of(&beginning);
+    let rest = BufReader::with_capacity(BUFFER_BYTES, input);
+    Ok((kind, io::Cursor::new(beginning).chain(rest)))
 }
 
 /// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has

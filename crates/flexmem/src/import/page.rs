@@ -1,7 +1,7 @@
 //! The page that PyTorch's viewer saves (`torch.cuda._memory_viz`): HTML with the pickle of the snapshot in it, in
 //! base64, as a text of JSON.
 
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 
 use base64::engine::general_purpose::STANDARD;
 use base64::read::DecoderReader;
@@ -18,11 +18,26 @@ pub(super) fn pickle<R: BufRead>(mut input: R) -> Result<impl Read, ImportError>
     if !skip_past(&mut input, BEFORE)? || !skip_past(&mut input, b"\"")? {
         return Err(nothing);
     }
-    Ok(DecoderReader::new(UpToQuote { input, ended: false }, &STANDARD))
+    Ok(Decoded(DecoderReader::new(UpToQuote { input, ended: false }, &STANDARD)))
+}
+
+/// Says of what is no base64 where it stands.
+struct Decoded<R>(R);
+
+impl<R: Read> Read for Decoded<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let named = |error: io::Error| match error.kind() {
+            io::ErrorKind::InvalidData => {
+                io::Error::new(error.kind(), format!("the snapshot in this page is no base64: {error}"))
+            }
+            _ => error,
+        };
+        self.0.read(out).map_err(named)
+    }
 }
 
 /// Reads up to the end of `what`; whether it was there.
-fn skip_past<R: BufRead>(input: &mut R, what: &[u8]) -> std::io::Result<bool> {
+fn skip_past<R: BufRead>(input: &mut R, what: &[u8]) -> io::Result<bool> {
     let mut matched = 0;
     loop {
         let buffer = input.fill_buf()?;
@@ -49,7 +64,7 @@ struct UpToQuote<R> {
 }
 
 impl<R: BufRead> Read for UpToQuote<R> {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ended {
             return Ok(0);
         }

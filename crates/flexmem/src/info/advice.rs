@@ -14,9 +14,19 @@ pub(super) fn advice(info: &Info) -> Vec<String> {
         ];
     };
     match busiest.history.state {
-        HistoryState::NeverOn | HistoryState::OwnersOnly => advice.push(
+        HistoryState::OwnersOnly => advice.push(
+            "History has no events, as before PyTorch 2.1: with a later one, call \
+             torch.cuda.memory._record_memory_history() before the model is made, then take the snapshot again."
+                .to_owned(),
+        ),
+        HistoryState::NeverOn => advice.push(
             "History was never on: call torch.cuda.memory._record_memory_history() (torch.spyre.memory's on spyre) before \
              the model is made, then take the snapshot again."
+                .to_owned(),
+        ),
+        HistoryState::Truncated if busiest.history.is_contradictory_alone() => advice.push(
+            "Some events do not fit the others, so that the peak may have been another: the file is damaged, or was \
+             put together from several."
                 .to_owned(),
         ),
         HistoryState::Truncated if is_pytorch(info) => advice.push(

@@ -103,8 +103,18 @@ pub struct HistoryInfo {
     pub lost_events: u64,
     /// Whether events are missing, and nobody knows how many.
     pub lost_unknown: bool,
-    /// From the first to the last event, if they have times.
+    /// From the first to the last event, if they have times, and not just an order.
     pub duration_ns: Option<u64>,
+}
+
+impl HistoryInfo {
+    /// Whether nothing but contradictions keeps it from being whole.
+    pub fn is_contradictory_alone(&self) -> bool {
+        let began_empty = self.baseline_blocks == 0
+            && self.baseline_freed == 0
+            && self.reserved_before_bytes.unwrap_or(0) == 0;
+        began_empty && self.contradictions > 0 && self.lost_events == 0 && !self.lost_unknown
+    }
 }
 
 /// How many events there are, by kind.

@@ -17,6 +17,7 @@ mod sites;
 
 use std::collections::BTreeMap;
 
+use flex_trace::record::ClockOrigin;
 use flex_trace::{Action, ReadError, Record, Tables};
 
 use self::answers::{DeviceInfo, Info, SettingInfo, SourceInfo};
@@ -63,13 +64,18 @@ pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError>
     }
     // Names and stacks are all there at the end.
     let mut infos = Vec::new();
+    let mut counts_steps = false;
     trace.each(|record, tables| {
+        counts_steps |= matches!(record, Record::Clock(ClockOrigin::Steps));
         if matches!(record, Record::End { .. }) {
             infos =
                 devices.iter().map(|(&device, tally)| device_info(device, tally, tables, options)).collect();
         }
     })?;
-    infos.sort_by_key(|info: &DeviceInfo| std::cmp::Reverse((info.busy_bytes(), info.device)));
+    if counts_steps {
+        infos.iter_mut().for_each(|info| info.history.duration_ns = None);
+    }
+    infos.sort_by_key(|info: &DeviceInfo| (std::cmp::Reverse(info.busy_bytes()), info.device));
     let mut info = Info { source, settings, devices: infos, advice: Vec::new() };
     info.advice = advice::advice(&info);
     Ok(info)

@@ -18,7 +18,7 @@ use serde::Serialize;
 pub use self::caching::{BlockId, CachingAllocator, Segments};
 pub use self::flex::{FlexReplay, Layout};
 pub use self::operations::{Operation, Operations};
-pub use self::search::smallest;
+pub use self::search::{WRITABLE_PLACES, smallest};
 
 /// A request that was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::super::text::{count, duration, number, size};
+use super::super::text::{count, duration, harmless, number, size};
 use crate::watch::answers::{DeviceMoment, Moment, OutOfMemory, Pressure};
 
 /// What was said before, for the differences.
@@ -21,7 +21,13 @@ impl Lines {
         for device in &moment.devices {
             for happened in happenings(device) {
                 // Writing to a string does not fail.
-                let _ = writeln!(text, "{:>8.1} s  device {}  {happened}", moment.elapsed_s, device.device);
+                let _ = writeln!(
+                    text,
+                    "{:>8.1} s  device {}  {}",
+                    moment.elapsed_s,
+                    device.device,
+                    harmless(&happened)
+                );
             }
             let before = self.before.insert(device.device, (device.allocations, device.frees));
             let (allocations, frees) = before.unwrap_or_default();

@@ -15,6 +15,7 @@ use flex_stream::ConnectError;
 
 use self::screen::Screen;
 use super::FAILED;
+use super::text::complain;
 use crate::watch::answers::Moment;
 use crate::watch::{Connection, State, View};
 
@@ -81,12 +82,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Says why a process cannot be watched, and what would help.
 fn refused(error: &ConnectError) -> ExitCode {
-    eprintln!("flexmem: {error}");
+    complain(error);
     ExitCode::from(match error {
         ConnectError::NoSuchProcess { .. } => NO_SUCH_PROCESS,
         ConnectError::OtherUser { .. } => OTHER_USER,
         ConnectError::NoStream { .. } => {
-            eprintln!(
+            let _ = writeln!(
+                io::stderr(),
                 "Start it with TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, or let it call \
                  torch.spyre.memory._record_memory_history(stream_socket=True)."
             );
@@ -139,9 +141,9 @@ impl Watch<'_> {
                 State::Ended => return Ok(ExitCode::SUCCESS),
                 State::Broken => {
                     let process = self.arguments.process;
-                    eprintln!(
-                        "flexmem: the stream of process {process} broke off: it was killed, or let us go"
-                    );
+                    complain(format_args!(
+                        "the stream of process {process} broke off: it was killed, or let us go"
+                    ));
                     return Ok(ExitCode::SUCCESS);
                 }
             }

@@ -96,8 +96,9 @@ fn picture<'a>(moment: &Moment, course: impl Fn(u32) -> Option<&'a Course>, inte
     }
     if moment.synchronizations > 0 {
         let times = count(moment.synchronizations, "time");
+        lines.plain("");
         lines.plain(format_args!(
-            "\nbegan anew {times}, since events were lost: raise history:N if that goes on"
+            "began anew {times}, since events were lost: raise history:N if that goes on"
         ));
     }
     lines.into_text()

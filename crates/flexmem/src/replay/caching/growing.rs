@@ -91,8 +91,7 @@ impl CachingAllocator {
         if bytes < size {
             return None;
         }
-        let offset = self.next_address;
-        self.next_address = offset.wrapping_add(bytes);
+        let offset = self.take_addresses(bytes)?;
         let (previous, next, growing_from) = (None, None, Some(offset));
         let block =
             Block { offset, size: bytes, previous, next, pool, stream, state: State::Live, growing_from };

@@ -167,13 +167,19 @@ impl CachingAllocator {
         }
     }
 
+    /// Addresses for a segment; `None` when all 64 bits' worth were given out, since none is used again.
+    fn take_addresses(&mut self, bytes: u64) -> Option<u64> {
+        let offset = self.next_address;
+        self.next_address = offset.checked_add(bytes)?;
+        Some(offset)
+    }
+
     fn new_segment(&mut self, size: u64, pool: Pool, stream: u64) -> Option<u32> {
         if size > self.capacity - self.reserved {
             return None;
         }
+        let offset = self.take_addresses(size)?;
         self.reserved += size;
-        let offset = self.next_address;
-        self.next_address = self.next_address.wrapping_add(size);
         let (previous, next, growing_from) = (None, None, None);
         Some(self.blocks.add(Block {
             offset,
