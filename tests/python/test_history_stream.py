@@ -288,6 +288,33 @@ print([line for line in memory.memory_summary().splitlines() if "Its file failed
     assert "run.trace is not whole: File too large" in ran.err
 
 
+def test_a_warning_at_exit_that_is_an_error_keeps_nothing_from_being_closed(
+    run_script: RunScript, tmp_path: Path
+) -> None:
+    script = """
+    import atexit
+
+    def last():  # Of what runs at exit, since it comes before the import.
+        from torch_spyre import _C
+        print("closed" if _C.testing.capture_stack(True) == 0 else "open")
+
+    atexit.register(last)
+    import resource, warnings, torch
+    from torch_spyre import _C
+    memory = torch.spyre.memory
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    while memory._history_stream()["file_error"] is None:
+        for _ in range(100):
+            torch.empty(256, dtype=torch.uint8, device="spyre")
+    assert _C.testing.capture_stack(True) != 0
+    warnings.simplefilter("error")
+    """
+    conf = f"device_memory:64MiB,history:10000,stream_file:{tmp_path}/run.trace"
+    ran = run_script(script, env={"TORCH_SPYRE_ALLOC_CONF": conf})
+    assert ran.check() == "closed\n"
+    assert "run.trace is not whole: File too large" in ran.err
+
+
 def test_the_end_of_a_stream_without_fault_warns_of_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
