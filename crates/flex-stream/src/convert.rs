@@ -100,8 +100,8 @@ impl Converter {
         Action::RegionAcquired { address, size_bytes: region.size_bytes, stream: 0, mapped: false }
     }
 
-    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread has none: then
-    /// it was for the only one, and where there are several nobody knows for which.
+    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread has none:
+    /// then it was for the only one, and where there are several nobody knows for which.
     fn collected_for(&self, thread_id: u32) -> Option<u64> {
         let mut all = self.under_pressure.values();
         let only = all.next().filter(|_| all.next().is_none());
