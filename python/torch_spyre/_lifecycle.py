@@ -96,8 +96,10 @@ def _shutdown() -> None:
         try:
             _memory_history.end_stream()  # Its warning may be raised as an error.
         finally:
-            _autograd_workers.rest(_core.device_count())
-            _core.shutdown()
+            try:
+                _autograd_workers.rest(_core.device_count())
+            finally:
+                _core.shutdown()
 
 
 def _register() -> None:
