@@ -93,9 +93,13 @@ def _shutdown() -> None:
     if _core is not None:
         from torch_spyre import _memory_history  # It uses core().
 
-        _memory_history.end_stream()
-        _autograd_workers.rest(_core.device_count())
-        _core.shutdown()
+        try:
+            _memory_history.end_stream()  # Its warning may be raised as an error.
+        finally:
+            try:
+                _autograd_workers.rest(_core.device_count())
+            finally:
+                _core.shutdown()
 
 
 def _register() -> None:

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use flex_trace::WriteError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SendFlags, send};
 
 use crate::sink::Sink;
@@ -63,7 +64,8 @@ impl Client {
     pub(crate) fn send(&mut self) -> io::Result<()> {
         let socket = &self.socket;
         let mut gone = [PollFd::new(socket, PollFlags::empty())];
-        poll(&mut gone, Some(&Timespec::default()))?;
+        // A signal's handler may run on this thread, and says nothing about the client.
+        retry_on_intr(|| poll(&mut gone, Some(&Timespec::default())))?;
         if gone[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -81,9 +83,10 @@ impl Client {
                 return Ok(());
             }
             let patience = Timespec::try_from(left.min(STALLED)).ok();
-            let room = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], patience.as_ref());
-            if room.map_err(io::Error::from)? == 0 {
-                return Ok(());
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], patience.as_ref()) {
+                Ok(0) => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
             }
         }
     }
@@ -98,8 +101,8 @@ fn send_some(socket: &UnixStream, outbox: &mut Outbox) -> io::Result<()> {
         // The program may not have turned SIGPIPE off.
         match send(socket, outbox.0.as_slices().0, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(sent) => drop(outbox.0.drain(..sent)),
-            Err(rustix::io::Errno::AGAIN) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }

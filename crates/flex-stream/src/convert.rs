@@ -75,7 +75,7 @@ impl Converter {
                 objects,
                 reclaimed_bytes,
                 duration_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
-                pressure: self.under_pressure.get(&event.thread_id).copied(),
+                pressure: self.collected_for(event.thread_id),
             },
             EventKind::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes } => {
                 Action::OutOfMemory {
@@ -100,6 +100,14 @@ impl Converter {
         Action::RegionAcquired { address, size_bytes: region.size_bytes, stream: 0, mapped: false }
     }
 
+    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread has none:
+    /// then it was for the only one, and where there are several nobody knows for which.
+    fn collected_for(&self, thread_id: u32) -> Option<u64> {
+        let mut all = self.under_pressure.values();
+        let only = all.next().filter(|_| all.next().is_none());
+        self.under_pressure.get(&thread_id).or(only).copied()
+    }
+
     fn ended(&mut self, thread_id: u32, outcome: &PressureOutcome) -> Action {
         // The beginning of one that was under way when the trace began, or whose beginning was lost, is not in it.
         let pressure = self.under_pressure.remove(&thread_id).unwrap_or_else(|| {
@@ -117,5 +125,45 @@ impl Converter {
             reclaimed_bytes: outcome.reclaimed_bytes,
             duration_ns: u64::try_from(outcome.elapsed.as_nanos()).unwrap_or(u64::MAX),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const COLLECTOR: u32 = 99;
+
+    fn began(converter: &mut Converter, thread_id: u32) {
+        let kind = EventKind::PressureBegan { requested_bytes: 8, free_bytes: 4, largest_free_bytes: 4 };
+        converter.action(&event(thread_id, kind));
+    }
+
+    fn event(thread_id: u32, kind: EventKind) -> Event {
+        Event { sequence: 0, time_ns: 0, thread_id, site: 0, kind }
+    }
+
+    fn collected_for(converter: &mut Converter, thread_id: u32) -> Option<u64> {
+        let (objects, reclaimed_bytes, elapsed) = (1, 8, Duration::ZERO);
+        let generation = Generation::Full;
+        let kind = EventKind::Collected { generation, objects, reclaimed_bytes, elapsed };
+        let Some(Action::Collected { pressure, .. }) = converter.action(&event(thread_id, kind)) else {
+            panic!("it stays a collection");
+        };
+        pressure
+    }
+
+    #[test]
+    fn a_collection_is_for_the_request_of_its_thread_or_for_the_only_one() {
+        let mut converter = Converter::default();
+        assert_eq!(collected_for(&mut converter, COLLECTOR), None);
+        began(&mut converter, 1);
+        assert_eq!(collected_for(&mut converter, COLLECTOR), Some(1));
+        began(&mut converter, 2);
+        assert_eq!(collected_for(&mut converter, 1), Some(1));
+        assert_eq!(collected_for(&mut converter, 2), Some(2));
+        assert_eq!(collected_for(&mut converter, COLLECTOR), None, "one of two");
     }
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flex::history::{HistoryOptions, Sites};
@@ -90,6 +91,11 @@ struct Contents {
 }
 
 fn contents(trace: impl Read) -> Contents {
+    contents_while(trace, |_| ())
+}
+
+/// As [`contents`], and `look` sees what was found so far after each record.
+fn contents_while(trace: impl Read, mut look: impl FnMut(&Contents)) -> Contents {
     let mut reader = Reader::new(trace).unwrap();
     let mut found = Contents::default();
     while let Some(record) = reader.next().unwrap() {
@@ -114,6 +120,7 @@ fn contents(trace: impl Read) -> Contents {
             Record::End { .. } => found.ended = true,
             _ => {}
         }
+        look(&found);
     }
     found
 }
@@ -194,8 +201,20 @@ fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_mis
         assert!(made < 10_000_000, "the socket has taken everything");
     }
     // More is left out while nobody reads; a reader that comes back is told.
-    let reader = std::thread::spawn(move || contents(client));
-    wait_until(&stream, |statistics| statistics.events + statistics.lost >= 2 * made);
+    let seen = Arc::new(AtomicU64::new(0));
+    let reader = std::thread::spawn({
+        let seen = Arc::clone(&seen);
+        let total = |found: &Contents| found.allocated + found.freed + found.lost;
+        move || contents_while(client, |found| seen.store(total(found), Ordering::Relaxed))
+    });
+    // The end is not waited for long, so the reader has to have caught up before.
+    let before = made;
+    while seen.load(Ordering::Relaxed) < 2 * before {
+        assert!(!reader.is_finished(), "{:?}", reader.join());
+        pairs(&allocator, 1);
+        made += 1;
+        wait_until(&stream, |statistics| statistics.events + statistics.lost >= 2 * made);
+    }
     assert!(stream.stop());
     let found = reader.join().unwrap();
     assert!(found.ended, "{found:?}");

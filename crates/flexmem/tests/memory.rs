@@ -7,8 +7,8 @@
 mod large;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flexmem::TraceFile;
 use large::Snapshot;
@@ -38,9 +38,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Held by a test for all it does: what it makes beside what it measures counts too.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The bytes that were allocated at most while `body` ran, beyond those before.
 fn peak_bytes<T>(body: impl FnOnce() -> T) -> (usize, T) {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let before = NOW.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let result = body();
@@ -53,6 +57,7 @@ fn file_bytes(events: u64) -> usize {
 
 #[test]
 fn a_snapshot_takes_a_fraction_of_its_size() {
+    let _guard = one_at_a_time();
     const EVENTS: u64 = 20_000;
     let size = file_bytes(EVENTS);
     assert!(size > 16 << 20, "{size}");
@@ -77,6 +82,7 @@ fn assert_bounded(what: &str, file: &[u8]) {
 
 #[test]
 fn hostile_pickles_take_no_more_than_the_stated_multiple() {
+    let _guard = one_at_a_time();
     let repeated =
         |unit: &[u8]| [b"\x80\x04", unit.repeat((512 << 10) / unit.len()).as_slice(), b"."].concat();
     for (what, unit) in [
@@ -112,6 +118,7 @@ fn hostile_pickles_take_no_more_than_the_stated_multiple() {
 
 #[test]
 fn lengths_that_are_claimed_reserve_nothing() {
+    let _guard = one_at_a_time();
     for opcode in [b'T', b'X', b'B', 0x8d, 0x8e, 0x96] {
         let file = [b"\x80\x05", [opcode].as_slice(), &[0xff; 8], b"abc"].concat();
         let (peak, result) = peak_bytes(|| TraceFile::import(file.as_slice(), "claims").map(drop));

@@ -191,7 +191,8 @@ fn after_a_loss_the_watch_begins_anew_and_is_right_again() {
     let mut watcher = world.watch(&["--json", "--interval", "0.05"]);
     watcher.moment(|moment| device(moment)["live_bytes"] == 0);
     let kept: Vec<_> = (0..100).map(|_| world.allocate(2000)).collect();
-    let lossy = watcher.moment(|moment| moment["synchronizations"] == 1);
+    // A machine that is busy may lose some twice, between two moments.
+    let lossy = watcher.moment(|moment| moment["synchronizations"].as_u64() >= Some(1));
     assert!(device(&lossy)["lost_events"].as_u64().unwrap() > 0);
     watcher.moment(|moment| device(moment)["live_bytes"] == 200_000);
     drop(kept);

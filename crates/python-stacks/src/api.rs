@@ -1,8 +1,10 @@
 //! The few functions of CPython that are needed, resolved at run time: most are outside its stable ABI, and the crate
 //! links to no interpreter.
 //!
-//! Those for attached threads only run no Python code and give the GIL up nowhere, since they look at live frames and
-//! at attributes of code objects; so they cannot be unwound at exit.
+//! Those for attached threads only look at live frames and at attributes of code objects: by themselves they run no
+//! Python code and give the GIL up nowhere, so they cannot be unwound at exit. On 3.11 a collection, with its
+//! finalizers, may begin where they make an object for a frame. But there stacks are read from memory, unless Python
+//! was built for debugging, and these functions are called only to compare the two, when stacks are enabled.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 

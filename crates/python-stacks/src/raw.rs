@@ -4,8 +4,8 @@
 //! address, so a frame is hashed with what its code looks like: besides the addresses of code and instruction, the
 //! first line, the hash of the name, length and beginning of the line table, length and end of the file name. Two
 //! that agree in all of that, one after the other at one address, are taken for the same: the later one is then shown
-//! with the file, name and line of the earlier. (And two different stacks share a 64-bit hash with a chance of 2^-25
-//! among a million.)
+//! with the file, name and line of the earlier. (And of a million different stacks two share a hash, of which 63 bits
+//! are used, with a chance of 2^-24.)
 
 use crate::api::ThreadState;
 use crate::layout::{Innermost, Layout};

@@ -126,15 +126,25 @@ mod tests {
 
     use super::*;
 
+    /// For what is there, or comes, however busy the machine is.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// For what does not come.
+    const SHORT: Duration = Duration::from_millis(10);
+
+    const ALL: u64 = u64::MAX;
+
     fn pair() -> (UnixStream, UnixStream) {
         UnixStream::pair().unwrap()
     }
 
-    fn all(connection: &mut Connection) -> (u64, State) {
+    /// How many records come, `most` at most, and what stands then. Waits for them.
+    fn records(connection: &mut Connection, most: u64) -> (u64, State) {
+        let patience = if most == 0 { SHORT } else { PATIENCE };
         let mut count = 0;
-        let state = connection.records_until(Instant::now() + Duration::from_millis(50), |_| {
+        let state = connection.records_until(Instant::now() + patience, |_| {
             count += 1;
-            ControlFlow::Continue(())
+            if count == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         (count, state.unwrap())
     }
@@ -148,13 +158,13 @@ mod tests {
         let (here, there) = pair();
         let mut writer = Writer::new(there, Header::default()).unwrap();
         let mut connection = Connection::over(here, std::process::id()).unwrap();
-        assert_eq!(all(&mut connection), (0, State::Open));
+        assert_eq!(records(&mut connection, 0), (0, State::Open));
         writer.write(&setting("one")).unwrap();
         writer.flush().unwrap();
-        assert_eq!(all(&mut connection), (1, State::Open));
+        assert_eq!(records(&mut connection, 1), (1, State::Open));
         writer.write(&setting("two")).unwrap();
         let there = writer.finish().unwrap();
-        assert_eq!(all(&mut connection), (2, State::Ended), "the end is a record too");
+        assert_eq!(records(&mut connection, ALL), (2, State::Ended), "the end is a record too");
         drop(there);
     }
 
@@ -167,11 +177,11 @@ mod tests {
         let (here, mut there) = pair();
         there.write_all(&bytes[..20]).unwrap();
         let mut connection = Connection::over(here, std::process::id()).unwrap();
-        assert_eq!(all(&mut connection), (0, State::Open));
+        assert_eq!(records(&mut connection, 0), (0, State::Open));
         there.write_all(&bytes[20..bytes.len() - 1]).unwrap();
-        assert_eq!(all(&mut connection), (1, State::Open));
+        assert_eq!(records(&mut connection, 1), (1, State::Open));
         drop(there);
-        assert_eq!(all(&mut connection), (0, State::Broken));
+        assert_eq!(records(&mut connection, ALL), (0, State::Broken));
     }
 
     #[test]

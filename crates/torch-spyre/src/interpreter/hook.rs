@@ -116,8 +116,11 @@ impl Drop for PythonHook {
     }
 }
 
-/// Gives up functions whose hooks are gone.
+/// Gives up functions whose hooks are gone. Nothing in a forked child, where the lock may be held for ever.
 pub(crate) fn release_dropped(_py: Python<'_>) {
+    if is_forked() {
+        return;
+    }
     let dropped = std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner));
     drop(dropped);
 }

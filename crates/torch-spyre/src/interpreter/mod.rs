@@ -1,10 +1,12 @@
 //! CPython as the gate's [`Reclaimer`].
 //!
 //! [`ffi`] calls CPython and keeps what it may unwind out of Rust frames; [`observer`] sees collections;
-//! [`interrupts`] keeps exceptions for the program; [`stacks`]
-//! reads the Python stack of a thread; [`held`] says at a failure what still holds memory, with [`frozen`] for what the
-//! collector does not look at. No lock: every call that attaches, detaches or runs Python code takes the proof that the
-//! allocator mutex is free.
+//! [`interrupts`] keeps exceptions for the program; [`stacks`] reads the Python stack of a thread; [`cycles`] says who
+//! held what collections free, with [`stopped_world`] where there is no GIL; [`held`] says at a failure what still
+//! holds memory, with [`frozen`] for what the collector does not look at.
+//!
+//! Locks: leaves only, described in the file of each; here that of the list of collector threads. Every call that
+//! attaches, detaches or runs Python code takes the proof that the allocator mutex is free.
 
 pub(crate) mod cycles;
 mod ffi;

@@ -141,9 +141,18 @@ impl Timelines {
                 objects: keys.objects,
                 reclaimed_bytes: raw.size_bytes,
                 duration_ns: keys.duration_ns,
-                pressure: self.under_pressure.get(&key).copied(),
+                pressure: self.collected_for(device, raw.thread),
             },
         }
+    }
+
+    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread of `spyre`
+    /// has none: then it was for the only one of the device, and where there are several nobody knows for which.
+    fn collected_for(&self, device: u32, thread: Option<u64>) -> Option<u64> {
+        let own = self.under_pressure.get(&(device, thread));
+        let mut all = self.under_pressure.iter().filter(|((other, _), _)| *other == device);
+        let only = all.next().filter(|_| all.next().is_none());
+        own.or(only.map(|(_, number)| number)).copied()
     }
 
     /// Compares the end with the segments: finds the rest of the baseline and what does not fit.
@@ -225,4 +234,47 @@ impl Timeline {
 fn write(events: &mut Writer<SpooledTempFile>, event: &Event) -> Result<(), Fault> {
     let written = events.write(&Record::Event(*event));
     written.map_err(|error| Fault::Contents(format!("the temporary file of the events: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::pickle::Text;
+    use crate::import::pytorch::shapes::PressureKeys;
+
+    fn collected_for(timelines: &mut Timelines, device: u32, thread: u64) -> Option<u64> {
+        let Action::Collected { pressure, .. } = pressure(timelines, device, thread, keys::GC_COLLECT) else {
+            panic!("it stays a collection");
+        };
+        pressure
+    }
+
+    fn pressure(timelines: &mut Timelines, device: u32, thread: u64, action: Text) -> Action {
+        let event = RawEvent {
+            action,
+            address: 0,
+            size_bytes: 8,
+            stream: 0,
+            time_ns: None,
+            thread: Some(thread),
+            rounded_bytes: None,
+            device_free_bytes: None,
+            largest_free_bytes: None,
+            pressure: PressureKeys::default(),
+            stack: None,
+        };
+        timelines.pressure(device, &event)
+    }
+
+    #[test]
+    fn a_collection_is_for_the_request_of_its_thread_or_for_the_only_one_of_the_device() {
+        let mut timelines = Timelines::new();
+        pressure(&mut timelines, 0, 1, keys::PRESSURE_BEGIN);
+        pressure(&mut timelines, 1, 2, keys::PRESSURE_BEGIN);
+        assert_eq!(collected_for(&mut timelines, 0, 99), Some(1));
+        assert_eq!(collected_for(&mut timelines, 1, 99), Some(2));
+        pressure(&mut timelines, 0, 3, keys::PRESSURE_BEGIN);
+        assert_eq!(collected_for(&mut timelines, 0, 3), Some(3));
+        assert_eq!(collected_for(&mut timelines, 0, 99), None, "one of two");
+    }
 }

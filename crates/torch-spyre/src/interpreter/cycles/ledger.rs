@@ -1,7 +1,8 @@
 //! What collections freed, by device: totals, the last collections, and by type where that was recorded.
 //!
 //! Locks: `LEDGERS` and `CURRENT`, leaves, held to copy figures; no Python object is made or dropped under them. The
-//! tallies are atomics, since a free may come from any thread that a stale mark says to be collecting.
+//! tallies are atomics, since a free may come from any thread that a stale mark says to be collecting. A forked child,
+//! whose collector goes on calling here, takes neither lock: a thread that it does not have may hold them for ever.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use flex::fork::is_forked;
 use flex::pressure::collecting::CollectionKind;
 
 use crate::configuration::MAX_DEVICES;
@@ -155,6 +157,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A collection begins: forgets what an unseen end left behind.
 pub(super) fn begin() {
+    if is_forked() {
+        return;
+    }
     for tally in &TALLIES {
         tally.bytes.store(0, Ordering::Relaxed);
         tally.blocks.store(0, Ordering::Relaxed);
@@ -193,11 +198,16 @@ pub(super) fn listen(body: impl FnOnce()) -> Vec<Freed> {
 
 /// Keeps who held what the current collection has freed.
 pub(super) fn note_holdings(holdings: Vec<Holding>) {
-    lock(&CURRENT).holdings = Some(holdings);
+    if !is_forked() {
+        lock(&CURRENT).holdings = Some(holdings);
+    }
 }
 
 /// A collection ended: writes it down for the devices that it concerned.
 pub(super) fn end(kind: Option<CollectionKind>, generation: usize, objects: usize, devices: usize) {
+    if is_forked() {
+        return;
+    }
     let Current { began, holdings, mut sites } = std::mem::take(&mut *lock(&CURRENT));
     let Some(began) = began else { return };
     let under_pressure = kind == Some(CollectionKind::Gate);
@@ -274,12 +284,12 @@ fn with_ledger<R>(device: usize, use_it: impl FnOnce(&mut Ledger) -> R) -> R {
     use_it(&mut ledgers[device])
 }
 
-/// What is known about a device.
+/// What is known about a device. The process is no forked child.
 pub(crate) fn ledger(device: usize) -> Ledger {
     with_ledger(device, |ledger| ledger.clone())
 }
 
-/// Forgets what is known about a device.
+/// Forgets what is known about a device. The process is no forked child.
 pub(crate) fn reset(device: usize) {
     drop(with_ledger(device, std::mem::take));
 }
