@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
-use flex_trace::record::History;
+use flex_trace::record::{History, PressureEnd, tried};
 use flex_trace::{Action, Address, Event, Header, Record, Writer};
 use flexmem::TraceFile;
 use flexmem::info::answers::{HistoryState, Info};
@@ -159,6 +159,30 @@ fn pressure_on_spyre_is_summed_up_without_advice_for_cuda() {
 #[test]
 fn a_missing_file_and_a_folder_are_errors() {
     assert!(TraceFile::open(Path::new("/nowhere/at/all")).is_err());
+}
+
+#[test]
+fn what_one_collection_freed_for_two_requests_is_counted_once() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let (end, objects, reclaimed_bytes, duration_ns) = (PressureEnd::Served, 3, 500, 7);
+    let collected =
+        Action::Collected { generation: 2, objects, reclaimed_bytes, duration_ns, pressure: Some(1) };
+    let began = [1, 2].map(|pressure| Action::PressureBegan { pressure, requested_bytes: 90 });
+    let ended = [1, 2].map(|pressure| Action::PressureEnded {
+        pressure,
+        end,
+        tried: tried::FULL_COLLECTION,
+        reclaimed_bytes,
+        duration_ns,
+    });
+    for action in began.into_iter().chain([collected]).chain(ended) {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let pressure = found.devices[0].pressure;
+    assert_eq!((pressure.events, pressure.rescued, pressure.reclaimed_bytes), (2, 2, 500));
 }
 
 /// What a trace with one failed request of 8 MiB says of it: with 4 MiB free, and 64 MiB reserved of which 60 are live.
