@@ -12,14 +12,22 @@ use crate::watch::answers::{DeviceMoment, Moment, OutOfMemory, Pressure};
 pub(super) struct Lines {
     /// Allocations and frees, by device.
     before: HashMap<u32, (u64, u64)>,
+    /// Events that were lost, by device, and whether more are missing.
+    lost_before: HashMap<u32, (u64, bool)>,
+    synchronizations_before: u64,
 }
 
 impl Lines {
     /// The lines of a moment.
     pub(super) fn of(&mut self, moment: &Moment) -> String {
         let mut text = String::new();
+        if moment.synchronizations
+            > std::mem::replace(&mut self.synchronizations_before, moment.synchronizations)
+        {
+            let _ = writeln!(text, "{:>8.1} s  began anew, since events were lost", moment.elapsed_s);
+        }
         for device in &moment.devices {
-            for happened in happenings(device) {
+            for happened in happenings(device).chain(self.lost(device)) {
                 // Writing to a string does not fail.
                 let _ = writeln!(text, "{:>8.1} s  device {}  {happened}", moment.elapsed_s, device.device);
             }
@@ -45,6 +53,15 @@ impl Lines {
             );
         }
         text
+    }
+
+    /// What did not get here since the moment before, if anything.
+    fn lost(&mut self, device: &DeviceMoment) -> Option<String> {
+        let now = (device.lost_events, device.lost_unknown);
+        let (events, unknown) = self.lost_before.insert(device.device, now).unwrap_or_default();
+        let lost = device.lost_events - events;
+        let more = if device.lost_unknown && !unknown { ", and more that nobody counted" } else { "" };
+        (lost > 0 || !more.is_empty()).then(|| format!("lost: {}{more}", count(lost, "event")))
     }
 }
 
