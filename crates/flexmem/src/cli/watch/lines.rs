@@ -59,9 +59,9 @@ impl Lines {
     fn lost(&mut self, device: &DeviceMoment) -> Option<String> {
         let now = (device.lost_events, device.lost_unknown);
         let (events, unknown) = self.lost_before.insert(device.device, now).unwrap_or_default();
-        let lost = device.lost_events - events;
-        let more = if device.lost_unknown && !unknown { ", and more that nobody counted" } else { "" };
-        (lost > 0 || !more.is_empty()).then(|| format!("lost: {}{more}", count(lost, "event")))
+        let counted = device.lost_events - events;
+        let is_more = device.lost_unknown && !unknown;
+        (counted > 0 || is_more).then(|| format!("lost: {}", lost(counted, is_more)))
     }
 }
 
@@ -70,6 +70,15 @@ pub(super) fn happenings(device: &DeviceMoment) -> impl Iterator<Item = String> 
     let pressure = device.pressure_events.iter().map(pressure);
     let failures = device.out_of_memory_events.iter().map(out_of_memory);
     pressure.chain(failures)
+}
+
+/// Events that are missing: so many, and perhaps an unknown number more.
+pub(super) fn lost(counted: u64, is_more: bool) -> String {
+    match (counted, is_more) {
+        (0, true) => "events that nobody counted".to_owned(),
+        (_, true) => format!("{}, and more that nobody counted", count(counted, "event")),
+        (_, false) => count(counted, "event"),
+    }
 }
 
 fn pressure(pressure: &Pressure) -> String {
@@ -97,4 +106,16 @@ fn out_of_memory(failure: &OutOfMemory) -> String {
 
 fn at(site: Option<&str>) -> String {
     site.map(|site| format!(", at {site}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_told_with_and_without_a_number() {
+        assert_eq!(lost(1, false), "1 event");
+        assert_eq!(lost(0, true), "events that nobody counted");
+        assert_eq!(lost(3, true), "3 events, and more that nobody counted");
+    }
 }
