@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
-use flex_trace::record::{History, PressureEnd, tried};
+use flex_trace::record::{Device, History, PressureEnd, tried};
 use flex_trace::{Action, Address, Event, Header, Record, Writer};
 use flexmem::TraceFile;
 use flexmem::info::answers::{HistoryState, Info};
@@ -183,6 +183,30 @@ fn what_one_collection_freed_for_two_requests_is_counted_once() {
     let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
     let pressure = found.devices[0].pressure;
     assert_eq!((pressure.events, pressure.rescued, pressure.reclaimed_bytes), (2, 2, 500));
+}
+
+#[test]
+fn a_block_whose_end_was_lost_makes_room_for_the_next_one_at_its_place() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let device = Device { device: 0, name: None, capacity_bytes: Some(1000) };
+    writer.write(&Record::Device(device)).unwrap();
+    let allocated = |address, size_bytes| Action::Allocated {
+        address: Address(address),
+        size_bytes,
+        rounded_bytes: None,
+        stream: 0,
+    };
+    let lost = Action::Lost { events: 1 };
+    // The third is where the second was too, but that is not known to have been freed.
+    for action in [allocated(64, 700), lost, allocated(64, 800), lost, allocated(128, 600)] {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let device = &found.devices[0];
+    assert_eq!(device.peak.as_ref().unwrap().live_bytes, 1400);
+    assert!(device.impossible.is_empty(), "more than the device has, since events were lost");
 }
 
 /// What a trace with one failed request of 8 MiB says of it: with 4 MiB free, and 64 MiB reserved of which 60 are live.

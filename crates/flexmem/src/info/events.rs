@@ -134,8 +134,9 @@ impl EventTally {
             Action::Allocated { address, size_bytes, .. } => {
                 self.counts.allocations += 1;
                 let live = Live { size_bytes, stack: event.stack, since: self.now.event };
-                self.live.insert(address.0, live);
-                self.now.live_bytes = self.now.live_bytes.saturating_add(size_bytes);
+                // Of a block that is there already the end was lost.
+                let before = self.live.insert(address.0, live).map_or(0, |live| live.size_bytes);
+                self.now.live_bytes = self.now.live_bytes.saturating_sub(before).saturating_add(size_bytes);
             }
             Action::Freed { address, .. } => {
                 self.counts.frees += 1;
