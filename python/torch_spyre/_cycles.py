@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import os
 import types
 import warnings
@@ -172,15 +173,15 @@ class _Holders:
             self.holder_of_component[component] = own[0] if own else nearest
         return self.holder_of_component[component]
 
-    def described(self, made: _Made) -> list[_Described]:
+    def described(self, made: _Made, with_paths: bool) -> list[_Described]:
         return [
-            self._described(holder, list(cycles.values()), made)
+            self._described(holder, list(cycles.values()), made, with_paths)
             for holder, cycles in zip(self.first, self.cycles, strict=True)
         ]
 
-    def _described(self, holder: int, on_cycles: list[int], made: _Made) -> _Described:
+    def _described(self, holder: int, on_cycles: list[int], made: _Made, with_paths: bool) -> _Described:
         name = full_name(self.objects[holder])
-        path = cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made)
+        path = cycle_path([self.objects[node] for node in self.garbage.cycle(holder)], made) if with_paths else ""
         filename, line = definition(self.objects[holder])
         return sayable(name), sayable(path), sayable(filename), line, on_cycles
 
@@ -191,8 +192,8 @@ def explain(
     """Who holds which device memory among dead objects.
 
     `tensors` are given by their place among the objects. Returns their storages: address, number of the holder, and how
-    many tensors that are not among these share it; the holders: name, path around the cycle, file, line, and an object
-    on each of its cycles; and what was made on the way and refers to the objects.
+    many tensors that are not among these share it; the holders: name, path around the cycle (empty if the objects are
+    frozen), file, line, and an object on each of its cycles; and what was made on the way and refers to the objects.
     """
     holders = _Holders(objects, garbage)
     found: dict[int, tuple[int, int]] = {}
@@ -210,7 +211,14 @@ def explain(
         for implementation, (address, holder) in found.items()
     ]
     made = _Made(objects)
-    return storages, holders.described(made), made.objects
+    # To look for a path may make the dictionary of an object, which refers to what is in it. A collector sees that; of
+    # frozen objects it would be a reference from outside, and they would count as alive from then on.
+    with_paths = not (holders.first and _is_frozen(objects[holders.first[0]]))
+    return storages, holders.described(made, with_paths), made.objects
+
+
+def _is_frozen(thing: Any) -> bool:
+    return gc.get_freeze_count() > 0 and all(each is not thing for each in gc.get_objects())
 
 
 def storage_of(tensor: Any) -> tuple[int, int, int] | None:

@@ -91,7 +91,7 @@ def _record(
             raise ValueError(f"{name}={value!r}: spyre does not record that; expected False")
     if not record_cuda:
         raise ValueError("record_cuda=False leaves nothing to record on spyre; expected True, or enabled=None")
-    file = None if stream_file is None else os.fspath(stream_file)
+    file = _checked_path(stream_file)
     has_stream = file is not None or stream_socket
     if has_stream and (enabled != "all" or max_entries == 0):
         raise ValueError("stream_file and stream_socket need events; expected enabled='all' and max_entries above 0")
@@ -106,6 +106,17 @@ def _record(
             core().record_history(index, min(kept, sys.maxsize), context, clear_history, skipped)
     if has_stream:
         core().start_history_stream(file, stream_socket)
+
+
+def _checked_path(file: Any) -> str | None:
+    expected = "expected a path, such as '/tmp/run-%p.trace', or None"
+    if file is None:
+        return None
+    if not isinstance(file, (str, os.PathLike)):
+        raise TypeError(f"stream_file={file!r}: {expected}")
+    if file == "":
+        raise ValueError(f"stream_file={file!r}: {expected}")
+    return os.fsdecode(file)
 
 
 def _checked_actions(actions: Any) -> list[str]:

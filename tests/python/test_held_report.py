@@ -131,6 +131,22 @@ def test_frozen_garbage_is_told_from_what_is_frozen_and_alive() -> None:
         gc.enable()
 
 
+@pytest.mark.skipif(FREE_THREADED, reason="there is no list of frozen objects without a GIL")
+def test_to_look_at_frozen_garbage_does_not_change_it() -> None:
+    gc.disable()
+    try:
+        for _ in range(3):
+            Node().tensor = block(2 * MIB)
+        gc.freeze()
+        assert [memory.held_report().frozen_bytes for _ in range(4)] == [6 * MIB] * 4
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError, match=r"6\.00 MiB is held only by garbage that gc\.freeze\(\)"):
+                block(torch.spyre.mem_get_info()[1])
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
 @pytest.mark.skipif(not FREE_THREADED, reason="with a GIL it is known")
 def test_frozen_garbage_is_not_known_without_a_gil() -> None:
     gc.freeze()

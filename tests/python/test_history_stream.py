@@ -182,8 +182,11 @@ def test_bad_arguments_and_places_are_refused(tmp_path: Path, runtime: Path) -> 
     for bad in ({"enabled": "state"}, {"enabled": None}, {"max_entries": 0}):
         with pytest.raises(ValueError, match="expected enabled='all' and max_entries above 0"):
             memory._record_memory_history(**{"stream_socket": True, **bad})
-    with pytest.raises(TypeError):
-        memory._record_memory_history(stream_file=7)
+    for bad_file in (7, b"run.trace", False):
+        with pytest.raises(TypeError, match="stream_file=.*: expected a path, such as "):
+            memory._record_memory_history(stream_file=bad_file)
+    with pytest.raises(ValueError, match="stream_file='': expected a path, such as "):
+        memory._record_memory_history(stream_file="")
 
 
 def test_umask_and_other_rights_are_not_counted_on(tmp_path: Path, runtime: Path) -> None:

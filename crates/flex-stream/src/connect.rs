@@ -12,7 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use crate::StreamError;
-use crate::directory::{check, directories_of, socket_path};
+use crate::directory::{check, connect_at_once, directories_of, socket_path};
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -79,9 +79,13 @@ pub fn connect(process: u32) -> Result<UnixStream, ConnectError> {
     let no_stream = || ConnectError::NoStream { process, path: paths.first().cloned().unwrap_or_default() };
     let path = paths.iter().find(|path| path.symlink_metadata().is_ok()).ok_or_else(no_stream)?;
     path.parent().map_or(Ok(()), check).map_err(ConnectError::Unsafe)?;
-    let socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+    let socket = connect_at_once(path).map_err(|error| match error.kind() {
         // What a process that had this number before has left, or one that has just ended its stream.
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => no_stream(),
+        io::ErrorKind::WouldBlock => refused(io::Error::new(
+            error.kind(),
+            "it does not answer, and others wait for that already; it is stopped",
+        )),
         _ => refused(error),
     })?;
     let peer = socket_peercred(&socket).map_err(|error| refused(error.into()))?;

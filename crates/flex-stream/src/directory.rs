@@ -8,10 +8,11 @@ use std::fs::{self, DirBuilder, Permissions, symlink_metadata};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 
 use crate::StreamError;
@@ -56,6 +57,17 @@ pub fn socket_path(directory: &Path, process: u32) -> PathBuf {
     directory.join(format!("{process}.sock"))
 }
 
+/// Connects to a socket without waiting: to a process that is stopped, and has as many callers as the system lets wait,
+/// a connection would take for ever. Such a one is an error of kind `WouldBlock`.
+pub(crate) fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = UnixStream::from(socket);
+    socket.set_nonblocking(false)?;
+    Ok(socket)
+}
+
 /// Whether a folder is safe: the user's own, and closed to all others.
 ///
 /// # Errors
@@ -84,8 +96,27 @@ pub(crate) fn prepare(path: &Path) -> Result<(), StreamError> {
             .map_err(|error| open_error(path, error))
             .and_then(|()| check(path)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check(path),
-        Err(error) => Err(open_error(path, error)),
+        Err(error) => {
+            let text =
+                format!("{error}; the folder of sockets is made in XDG_RUNTIME_DIR, or else TMPDIR or /tmp");
+            Err(open_error(path, io::Error::new(error.kind(), text)))
+        }
     }
+}
+
+/// Listens on a path.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, StreamError> {
+    UnixListener::bind(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => {
+            let text = format!(
+                "this path has {} bytes, and that of a socket can have 107; expected a shorter XDG_RUNTIME_DIR, or \
+                 TMPDIR where that is not set",
+                path.as_os_str().len()
+            );
+            open_error(path, io::Error::new(error.kind(), text))
+        }
+        _ => open_error(path, error),
+    })
 }
 
 /// Removes the sockets of processes that ended without doing so: those that nobody listens on. One that is new may be
@@ -96,7 +127,7 @@ pub(crate) fn sweep(path: &Path) {
         let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
         let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
         let is_refused = || {
-            UnixStream::connect(entry.path())
+            connect_at_once(&entry.path())
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         };
         if is_socket && age.is_some_and(|age| age > NEW) && is_refused() {
@@ -153,6 +184,10 @@ mod tests {
             assert!(text.contains(reason) && text.contains(path.to_str().unwrap()), "{text}");
         }
         let missing = parent.path().join("no").join("folder");
-        assert!(prepare(&missing).unwrap_err().to_string().contains("No such file"));
+        let text = prepare(&missing).unwrap_err().to_string();
+        assert!(text.contains("No such file") && text.contains("XDG_RUNTIME_DIR"), "{text}");
+        let long = parent.path().join("x".repeat(100));
+        let text = listen(&long).unwrap_err().to_string();
+        assert!(text.contains("of a socket can have 107") && text.contains("XDG_RUNTIME_DIR"), "{text}");
     }
 }

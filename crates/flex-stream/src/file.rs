@@ -65,6 +65,11 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether nobody can find what is written: the file has no name any more.
+pub(crate) fn is_removed(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+}
+
 fn refused(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, reason)
 }

@@ -20,8 +20,9 @@ use rustix::process::geteuid;
 use tracing::{debug, warn};
 
 use crate::client::{Client, Outbox};
-use crate::directory::{open_error, prepare, socket_path, sweep};
+use crate::directory::{connect_at_once, listen, open_error, prepare, socket_path, sweep};
 use crate::file;
+use crate::signals::with_signals_blocked;
 use crate::sink::Sink;
 use crate::source::{Batch, Source};
 use crate::{StreamError, StreamOptions, StreamStatistics};
@@ -99,7 +100,7 @@ impl Stream {
             socket: worker.socket.as_ref().map(|socket| socket.path.clone()),
         };
         let thread = thread::Builder::new().name("flex-stream".to_owned());
-        match thread.spawn(move || worker.run()) {
+        match with_signals_blocked(|| thread.spawn(move || worker.run())) {
             Ok(_) => Ok(stream),
             Err(error) => {
                 stream.control.lock().stopped = true;
@@ -153,12 +154,13 @@ impl Socket {
         prepare(directory)?;
         sweep(directory);
         let path = socket_path(directory, std::process::id());
-        if UnixStream::connect(&path).is_ok() {
+        let answer = connect_at_once(&path);
+        if answer.is_ok() || answer.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             return Err(StreamError::InUse { path });
         }
         // What is left of an earlier process of this number.
         let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(|error| open_error(&path, error))?;
+        let listener = listen(&path)?;
         let socket = Socket { listener, path };
         let private = fs::set_permissions(&socket.path, Permissions::from_mode(0o600));
         let ready = private.and_then(|()| socket.listener.set_nonblocking(true));
@@ -231,7 +233,7 @@ impl Worker {
                 dropped += self.hand_on(self.sources[index].device, &batch);
             }
         }
-        if let Err(error) = self.file.as_mut().map_or(Ok(()), Sink::flush) {
+        if let Err(error) = self.file.as_mut().map_or(Ok(()), flush_to_its_name) {
             self.give_up(&error);
         }
         self.clients.retain_mut(|client| {
@@ -292,6 +294,15 @@ impl Worker {
             let _ = client.finish();
         }
     }
+}
+
+/// Writes what was appended, to a file that is still there.
+fn flush_to_its_name(sink: &mut Sink<BufWriter<File>>) -> Result<(), WriteError> {
+    sink.flush()?;
+    if sink.with_output(|output| file::is_removed(output.get_ref())) {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the file was removed").into());
+    }
+    Ok(())
 }
 
 fn is_same_user(socket: &UnixStream) -> bool {

@@ -15,6 +15,8 @@ use flex::{AllocationDirective, AllocatorOptions, FlexAllocator, Topology};
 use flex_sim::{SimulatedDevice, SimulatedOptions};
 use flex_stream::{StackFrame, Stacks, Stream, StreamError, StreamOptions, StreamStatistics};
 use flex_trace::{Action, Reader, Record};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -160,6 +162,69 @@ fn what_the_ring_has_overwritten_is_counted() {
     let found = contents(fs::File::open(&path).unwrap());
     assert_eq!(found.allocated + found.freed + found.lost, 40_000, "{found:?}");
     assert!(found.lost > 0, "the ring has room for 16");
+}
+
+#[test]
+fn a_file_that_was_removed_is_said_to_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.trace");
+    let allocator = recording(1000);
+    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    pairs(&allocator, 10);
+    wait_until(&stream, |statistics| statistics.events >= 20);
+    assert_eq!(stream.statistics().file_error, None);
+    fs::remove_file(&path).unwrap();
+    wait_until(&stream, |statistics| statistics.file_error.is_some());
+    assert!(stream.statistics().file_error.unwrap().contains("removed"));
+    pairs(&allocator, 10);
+    assert!(stream.stop());
+    assert_eq!((stream.statistics().dropped, path.exists()), (20, false));
+}
+
+/// The signals that a thread blocks, one bit each, by its name.
+fn blocked_signals(thread: &str) -> Option<u64> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let mut statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let status = statuses.find(|status| status.starts_with(&format!("Name:\t{thread}\n")))?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t"))?;
+    u64::from_str_radix(mask, 16).ok()
+}
+
+#[test]
+fn the_thread_of_a_stream_takes_no_signal_from_the_program() {
+    const SIGUSR1: u64 = 1 << 9;
+    const SIGTERM: u64 = 1 << 14;
+    let folder = tempfile::tempdir().unwrap();
+    let file = Some(folder.path().join("run.trace"));
+    let allocator = recording(1000);
+    let stream = Stream::start(StreamOptions { file, ..options(&allocator) }).unwrap();
+    pairs(&allocator, 1);
+    wait_until(&stream, |statistics| statistics.events > 0); // It runs, and has its name.
+    let blocked = blocked_signals("flex-stream").unwrap();
+    assert_eq!(blocked & (SIGUSR1 | SIGTERM), SIGUSR1 | SIGTERM);
+    assert!(stream.stop());
+}
+
+#[test]
+fn nobody_waits_for_a_process_that_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("sockets");
+    let allocator = recording(1000);
+    let with_socket = || StreamOptions { socket_directory: Some(directory.clone()), ..options(&allocator) };
+    drop(Stream::start(with_socket()).unwrap());
+    // A listener that takes nobody, with as many callers as may wait, and old enough to be looked at.
+    let stopped = directory.join("1.sock");
+    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&stopped).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    let _waiting = UnixStream::connect(&stopped).unwrap();
+    let old = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let times = Timestamps { last_access: old, last_modification: old };
+    utimensat(CWD, &stopped, &times, AtFlags::empty()).unwrap();
+    // The sweep of a new stream comes by, and leaves it alone.
+    let stream = Stream::start(with_socket()).unwrap();
+    assert!(stopped.exists());
+    assert!(stream.stop());
 }
 
 #[test]

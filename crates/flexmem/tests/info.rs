@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
-use flex_trace::record::{History, Source};
+use flex_trace::record::{Device, History, PressureEnd, Source, tried};
 use flex_trace::{Action, Address, Event, Header, Record, Writer};
 use flexmem::TraceFile;
 use flexmem::info::answers::{HistoryState, Info};
@@ -159,6 +159,54 @@ fn pressure_on_spyre_is_summed_up_without_advice_for_cuda() {
 #[test]
 fn a_missing_file_and_a_folder_are_errors() {
     assert!(TraceFile::open(Path::new("/nowhere/at/all")).is_err());
+}
+
+#[test]
+fn what_one_collection_freed_for_two_requests_is_counted_once() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let (end, objects, reclaimed_bytes, duration_ns) = (PressureEnd::Served, 3, 500, 7);
+    let collected =
+        Action::Collected { generation: 2, objects, reclaimed_bytes, duration_ns, pressure: Some(1) };
+    let began = [1, 2].map(|pressure| Action::PressureBegan { pressure, requested_bytes: 90 });
+    let ended = [1, 2].map(|pressure| Action::PressureEnded {
+        pressure,
+        end,
+        tried: tried::FULL_COLLECTION,
+        reclaimed_bytes,
+        duration_ns,
+    });
+    for action in began.into_iter().chain([collected]).chain(ended) {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let pressure = found.devices[0].pressure;
+    assert_eq!((pressure.events, pressure.rescued, pressure.reclaimed_bytes), (2, 2, 500));
+}
+
+#[test]
+fn a_block_whose_end_was_lost_makes_room_for_the_next_one_at_its_place() {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let device = Device { device: 0, name: None, capacity_bytes: Some(1000) };
+    writer.write(&Record::Device(device)).unwrap();
+    let allocated = |address, size_bytes| Action::Allocated {
+        address: Address(address),
+        size_bytes,
+        rounded_bytes: None,
+        stream: 0,
+    };
+    let lost = Action::Lost { events: 1 };
+    // The third is where the second was too, but that is not known to have been freed.
+    for action in [allocated(64, 700), lost, allocated(64, 800), lost, allocated(128, 600)] {
+        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    let device = &found.devices[0];
+    assert_eq!(device.peak.as_ref().unwrap().live_bytes, 1400);
+    assert!(device.impossible.is_empty(), "more than the device has, since events were lost");
 }
 
 /// What a trace with one failed request of 8 MiB says of it: with 4 MiB free, and 64 MiB reserved of which 60 are live.

@@ -243,11 +243,17 @@ fn pressure_and_what_it_reclaimed_are_told() {
             Action::PressureEnded { pressure: 7, end, tried: 4, reclaimed_bytes: 30, duration_ns: 11 },
         ),
         at_site(Action::PressureBegan { pressure: 8, requested_bytes: 50 }),
+        // It waited for the same collection.
+        Event::new(
+            0,
+            Action::PressureEnded { pressure: 9, end, tried: 8, reclaimed_bytes: 30, duration_ns: 11 },
+        ),
     ];
     let report = report(&events, Limits::default());
     let device = &report.summary.devices[0];
     let pressure: Vec<_> = device.pressure.shown.iter().map(|event| (event.pressure, event.end)).collect();
-    assert_eq!(pressure, [(7, "out of memory"), (8, "unfinished")]);
+    assert_eq!(pressure, [(7, "out of memory"), (9, "out of memory"), (8, "unfinished")]);
+    assert_eq!(device.pressure.reclaimed_bytes, 30, "one collection freed that for both");
     let first = &device.pressure.shown[0];
     assert_eq!(
         (first.began_moment, first.requested_bytes, &*first.tried),

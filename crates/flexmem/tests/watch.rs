@@ -173,6 +173,19 @@ fn lines_tell_what_happened_to_a_pipe() {
 }
 
 #[test]
+fn lines_say_what_was_lost_and_that_the_watch_began_anew() {
+    let world = World::new(16);
+    let mut watcher = world.watch(&["--interval", "0.05"]);
+    watcher.line(|line| line.contains("live 0 B, peak 0 B"));
+    let _kept: Vec<_> = (0..100).map(|_| world.allocate(2000)).collect();
+    let lost = watcher.line(|line| line.contains("lost: "));
+    assert!(lost.contains(" s  device 0  lost: ") && lost.contains(" event"), "{lost}");
+    watcher.line(|line| line.contains("began anew, since events were lost"));
+    assert!(world.stream.stop());
+    watcher.rest();
+}
+
+#[test]
 fn once_shows_what_is_known_and_ends() {
     let world = World::new(10_000);
     let _kept = world.allocate(300 << 10);

@@ -298,7 +298,7 @@ pub struct PressureInfo {
     pub events: u64,
     /// How many of them were served in the end.
     pub rescued: u64,
-    /// Bytes that became free on the way.
+    /// Bytes that collections freed for them, each collection counted once.
     pub reclaimed_bytes: u64,
     /// The time it took.
     pub duration_ns: u64,

@@ -134,8 +134,9 @@ impl EventTally {
             Action::Allocated { address, size_bytes, .. } => {
                 self.counts.allocations += 1;
                 let live = Live { size_bytes, stack: event.stack, since: self.now.event };
-                self.live.insert(address.0, live);
-                self.now.live_bytes = self.now.live_bytes.saturating_add(size_bytes);
+                // Of a block that is there already the end was lost.
+                let before = self.live.insert(address.0, live).map_or(0, |live| live.size_bytes);
+                self.now.live_bytes = self.now.live_bytes.saturating_sub(before).saturating_add(size_bytes);
             }
             Action::Freed { address, .. } => {
                 self.counts.frees += 1;
@@ -159,11 +160,14 @@ impl EventTally {
             }
             Action::Lost { events: 0 } => self.lost_unknown = true,
             Action::Lost { events } => self.lost_events = self.lost_events.saturating_add(events),
-            Action::Collected { .. } => self.counts.collections += 1,
-            Action::PressureBegan { .. } => self.pressure.events += 1,
-            Action::PressureEnded { end, reclaimed_bytes, duration_ns, .. } => {
-                self.pressure.rescued += u64::from(end == PressureEnd::Served);
+            Action::Collected { reclaimed_bytes, .. } => {
+                self.counts.collections += 1;
                 self.pressure.reclaimed_bytes = self.pressure.reclaimed_bytes.saturating_add(reclaimed_bytes);
+            }
+            Action::PressureBegan { .. } => self.pressure.events += 1,
+            // Requests that wait for one collection each name what it freed, so theirs are not added up.
+            Action::PressureEnded { end, duration_ns, .. } => {
+                self.pressure.rescued += u64::from(end == PressureEnd::Served);
                 self.pressure.duration_ns = self.pressure.duration_ns.saturating_add(duration_ns);
             }
             _ => self.counts.others += 1,

@@ -207,8 +207,10 @@ impl Marker {
             self.pressure.push(rank(true, 0), 0, unfinished);
         }
         device.out_of_memory = self.out_of_memory.finish();
-        device.pressure = self.pressure.finish();
         device.collections = self.collections.finish();
+        // Requests that wait for one collection each name what it freed, so theirs are not added up.
+        let reclaimed_bytes = device.collections.reclaimed_bytes;
+        device.pressure = Marks { reclaimed_bytes, ..self.pressure.finish() };
         let count = self.cycles.len() as u64 + self.cycles_dropped;
         let mut shown: Vec<Cycle> = self.cycles.into_values().collect();
         shown.sort_by(|one, other| {

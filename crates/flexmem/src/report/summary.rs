@@ -144,7 +144,7 @@ pub struct Marks<T> {
     pub shown: Vec<T>,
     /// How many there are in all.
     pub count: u64,
-    /// What they reclaimed in all.
+    /// What they reclaimed in all, each collection counted once.
     pub reclaimed_bytes: u64,
 }
 

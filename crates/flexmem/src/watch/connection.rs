@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -113,8 +112,11 @@ impl Connection {
         })
     }
 
+    /// Whether the process runs, or is stopped. One that has ended, and that nobody has waited for, does not.
     fn process_exists(&self) -> bool {
-        PathBuf::from(format!("/proc/{}", self.process)).exists()
+        // The state follows the name, which is in parentheses and may have some.
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.process));
+        status.is_ok_and(|status| !status.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
     }
 }
 
@@ -189,5 +191,21 @@ mod tests {
         let (here, mut there) = pair();
         there.write_all(b"HTTP/1.1 400 Bad Request").unwrap();
         assert!(matches!(Connection::over(here, 1), Err(ReadError::NotATrace { .. })));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_gone_also_before_it_is_waited_for() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        // Whoever holds the other end, as a forked child of the process may.
+        let (here, there) = pair();
+        let mut writer = Writer::new(there, Header::default()).unwrap();
+        writer.flush().unwrap();
+        let mut connection = Connection::over(here, child.id()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while all(&mut connection).1 != State::Broken {
+            assert!(Instant::now() < deadline, "it counts as one that runs");
+        }
+        child.wait().unwrap();
+        assert_eq!(all(&mut connection), (0, State::Broken));
     }
 }

@@ -165,10 +165,13 @@ impl Device {
                 let began = Pressure { requested_bytes: Some(requested_bytes), site, ..Pressure::default() };
                 self.under_pressure.insert(pressure, began);
             }
-            Action::Collected { generation, pressure, .. } => {
+            Action::Collected { generation, pressure, reclaimed_bytes, .. } => {
                 let (young, full) = if generation == YOUNG { (1, 0) } else { (0, 1) };
-                self.pressure.young_collections += young;
-                self.pressure.full_collections += full;
+                let totals = &mut self.pressure;
+                totals.young_collections += young;
+                totals.full_collections += full;
+                // Requests that wait for one collection each name what it freed, so theirs are not added up.
+                totals.reclaimed_bytes = totals.reclaimed_bytes.saturating_add(reclaimed_bytes);
                 if let Some(request) = pressure.and_then(|number| self.under_pressure.get_mut(&number)) {
                     request.young_collections += young;
                     request.full_collections += full;
@@ -181,7 +184,6 @@ impl Device {
                 let totals = &mut self.pressure;
                 totals.events += 1;
                 totals.rescued += u64::from(request.rescued);
-                totals.reclaimed_bytes = totals.reclaimed_bytes.saturating_add(reclaimed_bytes);
                 totals.duration_ns = totals.duration_ns.saturating_add(duration_ns);
                 keep(&mut self.pressure_events, request);
             }
@@ -350,6 +352,24 @@ mod tests {
         let next = look(&mut view);
         assert!(next.pressure_events.is_empty() && next.out_of_memory_events.is_empty());
         assert_eq!((next.pressure.events, next.out_of_memory), (1, 1));
+    }
+
+    #[test]
+    fn what_a_collection_freed_for_two_requests_is_counted_once() {
+        let mut view = began();
+        for pressure in [1, 2] {
+            play(&mut view, Action::PressureBegan { pressure, requested_bytes: 90 });
+        }
+        let (objects, reclaimed_bytes, duration_ns, pressure) = (3, 8, 5, Some(1));
+        play(&mut view, Action::Collected { generation: 2, objects, reclaimed_bytes, duration_ns, pressure });
+        for pressure in [1, 2] {
+            let (end, tried) = (PressureEnd::Served, tried::FULL_COLLECTION);
+            play(&mut view, Action::PressureEnded { pressure, end, tried, reclaimed_bytes, duration_ns });
+        }
+        let moment = look(&mut view);
+        assert_eq!((moment.pressure.events, moment.pressure.full_collections), (2, 1));
+        assert_eq!(moment.pressure.reclaimed_bytes, 8);
+        assert_eq!(moment.pressure_events.iter().map(|request| request.reclaimed_bytes).sum::<u64>(), 16);
     }
 
     #[test]

@@ -12,14 +12,22 @@ use crate::watch::answers::{DeviceMoment, Moment, OutOfMemory, Pressure};
 pub(super) struct Lines {
     /// Allocations and frees, by device.
     before: HashMap<u32, (u64, u64)>,
+    /// Events that were lost, by device, and whether more are missing.
+    lost_before: HashMap<u32, (u64, bool)>,
+    synchronizations_before: u64,
 }
 
 impl Lines {
     /// The lines of a moment.
     pub(super) fn of(&mut self, moment: &Moment) -> String {
         let mut text = String::new();
+        if moment.synchronizations
+            > std::mem::replace(&mut self.synchronizations_before, moment.synchronizations)
+        {
+            let _ = writeln!(text, "{:>8.1} s  began anew, since events were lost", moment.elapsed_s);
+        }
         for device in &moment.devices {
-            for happened in happenings(device) {
+            for happened in happenings(device).chain(self.lost(device)) {
                 // Writing to a string does not fail.
                 let _ = writeln!(
                     text,
@@ -52,6 +60,15 @@ impl Lines {
         }
         text
     }
+
+    /// What did not get here since the moment before, if anything.
+    fn lost(&mut self, device: &DeviceMoment) -> Option<String> {
+        let now = (device.lost_events, device.lost_unknown);
+        let (events, unknown) = self.lost_before.insert(device.device, now).unwrap_or_default();
+        let counted = device.lost_events - events;
+        let is_more = device.lost_unknown && !unknown;
+        (counted > 0 || is_more).then(|| format!("lost: {}", lost(counted, is_more)))
+    }
 }
 
 /// What happened on a device since the moment before, but allocations and frees.
@@ -59,6 +76,15 @@ pub(super) fn happenings(device: &DeviceMoment) -> impl Iterator<Item = String> 
     let pressure = device.pressure_events.iter().map(pressure);
     let failures = device.out_of_memory_events.iter().map(out_of_memory);
     pressure.chain(failures)
+}
+
+/// Events that are missing: so many, and perhaps an unknown number more.
+pub(super) fn lost(counted: u64, is_more: bool) -> String {
+    match (counted, is_more) {
+        (0, true) => "events that nobody counted".to_owned(),
+        (_, true) => format!("{}, and more that nobody counted", count(counted, "event")),
+        (_, false) => count(counted, "event"),
+    }
 }
 
 fn pressure(pressure: &Pressure) -> String {
@@ -86,4 +112,16 @@ fn out_of_memory(failure: &OutOfMemory) -> String {
 
 fn at(site: Option<&str>) -> String {
     site.map(|site| format!(", at {site}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_told_with_and_without_a_number() {
+        assert_eq!(lost(1, false), "1 event");
+        assert_eq!(lost(0, true), "events that nobody counted");
+        assert_eq!(lost(3, true), "3 events, and more that nobody counted");
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use console::{Term, truncate_str};
 
 use super::super::text::{Lines, count, duration, number, percent, size};
-use super::lines::happenings;
+use super::lines::{happenings, lost};
 use crate::watch::answers::{DeviceMoment, Moment};
 
 /// Intervals that a sparkline shows at most.
@@ -128,8 +128,7 @@ fn describe(device: &DeviceMoment, course: Option<&Course>, interval: Duration, 
         lines.add(if index == 0 { "latest" } else { "" }, happened);
     }
     if device.lost_events > 0 || device.lost_unknown {
-        let unknown = if device.lost_unknown { ", and more that nobody counted" } else { "" };
-        lines.add("lost", format_args!("{}{unknown}", count(device.lost_events, "event")));
+        lines.add("lost", lost(device.lost_events, device.lost_unknown));
     }
     lines.holders("held by", &device.holders);
 }
