@@ -51,15 +51,16 @@ def build_command() -> None:
     target = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
     command = ["cargo", "build", "--release", "--package", "flexmem", "--bin", "flexmem", "--target-dir", str(target)]
     subprocess.run(command, cwd=ROOT, check=True)
-    part = SCRIPTS / f"flexmem.{os.getpid()}"
-    shutil.copy2(ROOT / target / "release/flexmem", part)
+    part = SCRIPTS.parent / f"flexmem.{os.getpid()}"  # Not in the folder, all of which maturin packs.
+    shutil.copy2(ROOT / target / os.environ.get("CARGO_BUILD_TARGET", "") / "release/flexmem", part)
     part.replace(SCRIPTS / "flexmem")
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """As PEP 517 says."""
     build_command()
-    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+    wheel: str = maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+    return wheel
 
 
 def build_editable(
@@ -67,4 +68,5 @@ def build_editable(
 ) -> str:
     """As PEP 660 says."""
     build_command()
-    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
+    wheel: str = maturin.build_editable(wheel_directory, config_settings, metadata_directory)
+    return wheel
