@@ -146,7 +146,9 @@ class TestAttention:
                 query = numbers(2, 4, 5, 8).detach().to(device).requires_grad_()
                 functional.scaled_dot_product_attention(query, query, query).sum().backward()
             counts.append(counter.get_total_flops())
-        assert counts[0] == counts[1] > 0
+        # PyTorch counts the CPU's fused attention from 2.15 on.
+        assert counts[0] == counts[1]
+        assert counts[0] > 0 or torch.__version__ < "2.15"
 
     def test_causal_with_a_mask(self) -> None:
         """PyTorch 2.12 takes both, later versions refuse: here as on the CPU."""
