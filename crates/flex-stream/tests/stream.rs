@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -131,13 +131,19 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
-#[test]
-fn a_file_has_what_was_live_and_what_happened_since() {
+/// A stream to a file, in a folder of its own.
+fn to_file(allocator: &FlexAllocator) -> (tempfile::TempDir, PathBuf, Stream) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.trace");
+    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(allocator) }).unwrap();
+    (folder, path, stream)
+}
+
+#[test]
+fn a_file_has_what_was_live_and_what_happened_since() {
     let allocator = recording(1000);
     let kept = allocator.allocate(1000, &AllocationDirective::default()).unwrap();
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    let (_folder, path, stream) = to_file(&allocator);
     pairs(&allocator, 100);
     drop(kept);
     assert!(stream.stop());
@@ -152,11 +158,9 @@ fn a_file_has_what_was_live_and_what_happened_since() {
 
 #[test]
 fn what_the_ring_has_overwritten_is_counted() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.trace");
     let allocator = recording(16);
     pairs(&allocator, 1);
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    let (_folder, path, stream) = to_file(&allocator);
     pairs(&allocator, 20_000);
     assert!(stream.stop());
     let found = contents(fs::File::open(&path).unwrap());
@@ -166,10 +170,8 @@ fn what_the_ring_has_overwritten_is_counted() {
 
 #[test]
 fn a_file_that_was_removed_is_said_to_be_missing() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.trace");
     let allocator = recording(1000);
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    let (_folder, path, stream) = to_file(&allocator);
     pairs(&allocator, 10);
     wait_until(&stream, |statistics| statistics.events >= 20);
     assert_eq!(stream.statistics().file_error, None);
@@ -324,10 +326,8 @@ fn what_cannot_be_opened_is_an_error_that_names_it() {
 
 #[test]
 fn what_happened_while_nothing_was_recorded_is_said_to_be_missing() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.trace");
     let allocator = recording(1000);
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    let (_folder, path, stream) = to_file(&allocator);
     pairs(&allocator, 10);
     wait_until(&stream, |statistics| statistics.events >= 20);
     allocator.record_history(None).unwrap();
@@ -343,11 +343,9 @@ fn what_happened_while_nothing_was_recorded_is_said_to_be_missing() {
 
 #[test]
 fn what_is_forgotten_before_it_was_drained_counts_as_lost() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.trace");
     let allocator = recording(1000);
     pairs(&allocator, 1); // The region is there.
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(&allocator) }).unwrap();
+    let (_folder, path, stream) = to_file(&allocator);
     for _ in 0..50 {
         pairs(&allocator, 10);
         let forgetting = HistoryOptions { clear: true, ..history(1000) };
