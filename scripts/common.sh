@@ -6,7 +6,10 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
-say() { printf '==> %s\n' "$*"; }
+# In continuous integration with the time, to see from its output what takes long.
+say() {
+    if [ "${CI:-}" = true ]; then printf '==> [%(%T)T] %s\n' -1 "$*"; else printf '==> %s\n' "$*"; fi
+}
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1

@@ -3,6 +3,7 @@
 # (without one it reports races that are none). Builds with the toolchain that rust-toolchain.toml pins, whose unstable
 # options RUSTC_BOOTSTRAP admits, and the library's source of that version; if that is nowhere, with a nightly toolchain
 # and its source. TSAN_TOOLCHAIN names the one to use. Skips nothing: what is missing is an error that says so.
+# BUILD_ONLY=1 builds the tests and runs none.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 . scripts/debian.sh
@@ -33,6 +34,19 @@ export TSAN_OPTIONS="history_size=7 halt_on_error=1 suppressions=$root/scripts/t
 export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=1
 run() { cargo "+$toolchain" test -Zbuild-std --target "$target" --target-dir target/tsan "$@"; }
 
+# All but those that run a compiler, and the race.
+tests=(--lib)
+for file in crates/flex/tests/*.rs; do
+    name=$(basename "$file" .rs)
+    case $name in compile_fail | race_on_purpose) ;; *) tests+=(--test "$name") ;; esac
+done
+
+if [ "${BUILD_ONLY:-}" = 1 ]; then
+    run -p flex --test race_on_purpose "${tests[@]}" --no-run
+    run -p flex-c --lib --test program_memory --no-run
+    exit
+fi
+
 # A sanitizer that finds nothing may be one that is not there: a test with a race must fail.
 say "A race on purpose"
 if output=$(run -p flex --test race_on_purpose -- --ignored 2>&1); then
@@ -44,11 +58,5 @@ printf '%s\n' "$output" | grep -q 'WARNING: ThreadSanitizer: data race' || {
 }
 
 say "The tests"
-# All but those that run a compiler, and the race.
-tests=(--lib)
-for file in crates/flex/tests/*.rs; do
-    name=$(basename "$file" .rs)
-    case $name in compile_fail | race_on_purpose) ;; *) tests+=(--test "$name") ;; esac
-done
 run -p flex "${tests[@]}" -- "$@"
 run -p flex-c --lib --test program_memory -- "$@"
