@@ -247,11 +247,12 @@ impl<'py> Writer<'py> {
                 entry.set_item(intern!(entry.py(), "largest_free"), largest_free_bytes)?;
             }
             EventKind::PressureEnded(outcome) => write_outcome(&entry, &outcome)?,
-            EventKind::Collected { generation, objects, elapsed, .. } => {
+            EventKind::Collected { generation, objects, elapsed, for_device, .. } => {
                 let generation = if generation == Generation::Full { "full" } else { "young" };
                 entry.set_item(intern!(entry.py(), "generation"), generation)?;
                 entry.set_item(intern!(entry.py(), "objects"), objects)?;
                 entry.set_item(intern!(entry.py(), "duration_us"), elapsed.as_micros() as u64)?;
+                entry.set_item(intern!(entry.py(), "for_device"), for_device)?;
             }
             _ => {}
         }
