@@ -47,6 +47,7 @@ unsafe extern "C-unwind" {
     fn PyGC_IsEnabled() -> c_int;
     fn PyGC_Disable() -> c_int;
     fn PyGC_Enable() -> c_int;
+    fn PyList_New(length: isize) -> Object;
     fn PyList_Size(list: Object) -> isize;
     fn PyList_GetItem(list: Object, index: isize) -> Object;
     fn PyList_Append(list: Object, item: Object) -> c_int;
@@ -251,6 +252,24 @@ pub(crate) fn uncollected<R>(body: impl FnOnce() -> R) -> R {
 pub(super) struct Owned(Object);
 
 impl Owned {
+    /// A new list of these objects; `None` if there is no memory for it. The calling thread is attached.
+    ///
+    /// # Safety
+    /// The objects are alive.
+    pub(super) unsafe fn list(objects: &[Object]) -> Option<Owned> {
+        // SAFETY: the caller's contract; what is appended is kept alive by the list.
+        uncollected(|| unsafe {
+            let list = Owned::new(PyList_New(0))?;
+            for object in objects {
+                if PyList_Append(list.0, *object) != 0 {
+                    PyErr_Clear();
+                    return None;
+                }
+            }
+            Some(list)
+        })
+    }
+
     /// A new reference, or null with an exception pending.
     ///
     /// # Safety
