@@ -68,6 +68,11 @@ impl Members {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn while_locked(&self, body: impl FnOnce()) {
+        let _members = self.lock();
+        body();
+    }
+
     fn add(&self, counters: &Arc<PressureCounters>, history: &Arc<History>) {
         let member = Member { counters: Arc::downgrade(counters), history: Arc::downgrade(history) };
         let mut members = self.lock();

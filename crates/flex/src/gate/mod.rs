@@ -2,8 +2,8 @@
 //! whether it really ran.
 //!
 //! Lock: `Gate::state`, a leaf like the allocator mutex and never taken together with it. Nothing waits while
-//! holding it except on its own condition variables, and no foreign code runs under it. So is that of the `members`. Every wait for another
-//! thread has the deadline of the request; an attached thread detaches for it.
+//! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
+//! thread has the deadline of the request; an attached thread detaches for it. The list of members has a leaf too.
 
 mod census;
 mod collector;

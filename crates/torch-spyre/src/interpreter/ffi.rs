@@ -218,8 +218,8 @@ pub(super) fn detach() -> ThreadState {
 /// # Safety
 /// The calling thread is attached and has no pending exception; `function` is a live object.
 pub(super) unsafe fn list_threads(function: Object) -> Object {
-    // SAFETY: the caller's contract.
     uncollected(|| {
+        // SAFETY: the caller's contract.
         parked(|| unsafe {
             let list = PyObject_CallObject(function, ptr::null_mut());
             if list.is_null() {
@@ -230,9 +230,9 @@ pub(super) unsafe fn list_threads(function: Object) -> Object {
     })
 }
 
-/// Runs what makes Python objects, but no Python code, with no collection in its middle: before 3.12 one begins wherever
-/// objects are made, and runs finalizers there. PyO3's functions must not be unwound, as at exit those could be. The
-/// calling thread is attached, and stays so: with a GIL nobody sees the collector off.
+/// Runs what makes Python objects, but no Python code, with no collection in its middle: before 3.12 one begins
+/// wherever objects are made, and runs finalizers there. At exit those may be unwound, and PyO3's functions must not.
+/// The calling thread is attached, and stays so: with a GIL nobody sees the collector off.
 pub(crate) fn uncollected<R>(body: impl FnOnce() -> R) -> R {
     struct Enable(bool);
     impl Drop for Enable {

@@ -1,6 +1,6 @@
-//! Exceptions that are the program's although our code met them: `KeyboardInterrupt` out of a hook or a collection, what
-//! a signal handler raised in the middle of our own Python functions, and what another thread sent to the one that ran
-//! them. They are raised again, in the main thread or in the one they were sent to, when the request, or the
+//! Exceptions that are the program's although our code met them: `KeyboardInterrupt` out of a hook or a collection,
+//! what a signal handler raised in the middle of our own Python functions, and what another thread sent to the one that
+//! ran them. They are raised again, in the main thread or in the one they were sent to, when the request, or the
 //! collection, has ended.
 //!
 //! CPython runs signal handlers in the main thread between any two bytecodes, so also in the functions that look at
@@ -81,6 +81,12 @@ fn send_to(thread: Option<u64>) {
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `body` with both locks held, for tests of what a forked child does then.
+pub(crate) fn while_locked(body: impl FnOnce()) {
+    let (_kept, _sent) = (lock(&KEPT), lock(&SENT));
+    body();
 }
 
 /// Raises what there was no room for before.

@@ -110,8 +110,8 @@ pub(crate) fn while_attached<R>(_proof: &Unlocked<'_>, body: impl FnOnce(Python<
     Some(ffi::parked(|| body(unsafe { Python::assume_attached() })))
 }
 
-/// Runs `body`, which may wait and uses no Python, with the calling thread detached, as `Python::detach` does. What that
-/// attaches with must not be unwound, as it would be at exit on a daemon thread.
+/// Runs `body`, which may wait and uses no Python, with the calling thread detached, as `Python::detach` does. That
+/// attaches with a call that must not be unwound, as it would be at exit on a daemon thread.
 pub(crate) fn detached<R>(_py: Python<'_>, body: impl FnOnce() -> R) -> R {
     struct Attach(ThreadState);
     impl Drop for Attach {

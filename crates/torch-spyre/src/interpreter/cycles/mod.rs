@@ -34,7 +34,7 @@ use pyo3::types::{PyList, PyTuple};
 use rustc_hash::FxHashMap;
 
 pub(crate) use graph::ObjectGraph;
-pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset};
+pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset, while_locked};
 
 use super::ffi::{self, Ended, Object};
 use super::interrupts;
