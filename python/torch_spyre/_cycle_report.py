@@ -210,12 +210,16 @@ def record_cycles(enabled: bool = True, *, warn_bytes: int | None = None) -> Non
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `warn_bytes` is below 1 or does not fit in 63 bits.
+        ValueError: `warn_bytes` is below 1 or does not fit in 63 bits, or is given with `enabled=False`.
     """
     lazy_init()
     checked_bool("enabled", enabled)
     if warn_bytes is not None:
         checked_int("warn_bytes", warn_bytes, "None, or bytes", 1, 2**63 - 1)
+        if not enabled:
+            raise ValueError(
+                f"warn_bytes={warn_bytes} with enabled=False: nothing is recorded; expected one or the other"
+            )
     core().record_cycles(enabled, warn_bytes)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import gc
 import os
 import types
 import warnings
@@ -187,13 +186,16 @@ class _Holders:
 
 
 def explain(
-    objects: list[Any], garbage: Garbage, tensors: list[int]
+    objects: list[Any], garbage: Garbage, tensors: list[int], frozen: bool
 ) -> tuple[list[tuple[int, int, int]], list[_Described], list[Any]]:
     """Who holds which device memory among dead objects.
 
     `tensors` are given by their place among the objects. Returns their storages: address, number of the holder, and how
-    many tensors that are not among these share it; the holders: name, path around the cycle (empty if the objects are
-    frozen), file, line, and an object on each of its cycles; and what was made on the way and refers to the objects.
+    many tensors that are not among these share it; the holders: name, path around the cycle, file, line, and an object
+    on each of its cycles; and what was made on the way and refers to the objects.
+
+    To look for a path may make the dictionary of an object, which refers to what is in it. What `frozen` garbage holds
+    is looked at again and again, and must stay what it is: its holders have no path.
     """
     holders = _Holders(objects, garbage)
     found: dict[int, tuple[int, int]] = {}
@@ -211,14 +213,7 @@ def explain(
         for implementation, (address, holder) in found.items()
     ]
     made = _Made(objects)
-    # To look for a path may make the dictionary of an object, which refers to what is in it. A collector sees that; of
-    # frozen objects it would be a reference from outside, and they would count as alive from then on.
-    with_paths = not (holders.first and _is_frozen(objects[holders.first[0]]))
-    return storages, holders.described(made, with_paths), made.objects
-
-
-def _is_frozen(thing: Any) -> bool:
-    return gc.get_freeze_count() > 0 and all(each is not thing for each in gc.get_objects())
+    return storages, holders.described(made, not frozen), made.objects
 
 
 def storage_of(tensor: Any) -> tuple[int, int, int] | None:

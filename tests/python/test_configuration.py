@@ -92,6 +92,7 @@ BAD = [
     ("TORCH_SPYRE_ALLOC_CONF", "poison:1", "'poison:1'|true or false"),
     ("TORCH_SPYRE_ALLOC_CONF", "cycles:1", "'cycles:1'|true or false"),
     ("TORCH_SPYRE_ALLOC_CONF", "cycle_warning:big", "'cycle_warning:big'|a size of at least 128 bytes, such as 64MiB"),
+    ("TORCH_SPYRE_ALLOC_CONF", "cycle_warning:1MiB,cycles:false", "'cycles:false'|no cycle_warning beside it"),
     ("TORCH_SPYRE_ALLOC_CONF", "region_order:random", "'region_order:random'|most_free"),
     ("TORCH_SPYRE_ALLOC_CONF", "history:all", "'history:all'|an integer from 0 to 4194304"),
     ("TORCH_SPYRE_ALLOC_CONF", "history:9,stream_file:", "'stream_file:'|a path, such as /tmp/run-%p.trace"),

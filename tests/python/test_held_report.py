@@ -147,6 +147,57 @@ def test_to_look_at_frozen_garbage_does_not_change_it() -> None:
         gc.enable()
 
 
+@pytest.mark.skipif(FREE_THREADED, reason="there is no list of frozen objects without a GIL")
+def test_frozen_garbage_may_have_parts_made_later() -> None:
+    """A collection does not free them either: what it does not look at refers to them."""
+    gc.disable()
+    try:
+        late_dictionary, late_tensor, late_cycle = Node(), Node(), Node()
+        late_dictionary.tensor = block(4 * MIB)
+        gc.freeze()
+        assert len(vars(late_dictionary)) == 2, "made when it is asked for"
+        late_tensor.tensor = block(2 * MIB)
+        late_cycle.tensor = Node()  # type: ignore[assignment]
+        late_cycle.tensor.tensor = block(MIB)  # type: ignore[attr-defined]
+        assert memory.held_report().frozen_bytes == 0
+        del late_dictionary, late_tensor, late_cycle
+        for _ in range(2):
+            assert memory.held_report().frozen_bytes == 7 * MIB
+            gc.collect()
+        with pytest.raises(torch.OutOfMemoryError, match=r"7\.00 MiB is held only by garbage that gc\.freeze\(\)"):
+            block(torch.spyre.mem_get_info()[1])
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    gc.collect()
+    assert memory.held_report().frozen_bytes == 0
+
+
+@pytest.mark.skipif(FREE_THREADED, reason="there is no list of frozen objects without a GIL")
+def test_what_other_garbage_holds_is_frozen_garbage_if_a_collection_leaves_it() -> None:
+    gc.disable()
+    before = memory.memory_allocated()
+    try:
+        tensor, cycle, others = block(2 * MIB), Node(), Node()
+        cycle.tensor = block(4 * MIB)
+        gc.freeze()
+        others.tensor = block(MIB)
+        vars(others)["held"] = [tensor, cycle]
+        holder = Node()
+        vars(holder)["held"] = vars(others)["held"]
+        holder.tensor = block(8 * MIB)
+        del vars(others)["held"], others.tensor
+        assert memory.held_report().frozen_bytes == 0
+        del tensor, cycle, holder
+        assert memory.held_report().frozen_bytes == 4 * MIB
+        gc.collect()
+        assert memory.memory_allocated() - before == 4 * MIB
+        assert memory.held_report().frozen_bytes == 4 * MIB
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
 @pytest.mark.skipif(not FREE_THREADED, reason="with a GIL it is known")
 def test_frozen_garbage_is_not_known_without_a_gil() -> None:
     gc.freeze()

@@ -124,3 +124,33 @@ def test_threads_on_both_devices(on_two_devices: OnTwoDevices) -> None:
             _C.testing.validate(index)
         """
     )
+
+
+def test_each_history_tells_what_was_freed_there_and_for_whom(on_two_devices: OnTwoDevices) -> None:
+    """A collection for one device frees memory of both; two threads whose requests wait have one each."""
+    on_two_devices(
+        """
+        gc.collect(); gc.disable()
+        class Node: pass
+        def garbage(index, nbytes):
+            node = Node(); node.me = node; node.tensor = block(index, nbytes)
+        def collections(index, me):
+            entries = memory._snapshot()["device_traces"][index]
+            assert {entry["thread_id"] for entry in entries if entry["action"] == "gc_collect"} <= {me}
+            return [(entry["for_device"], entry["size"]) for entry in entries if entry["action"] == "gc_collect"]
+        memory._record_memory_history()
+        me = threading.get_native_id()
+        done = threading.Event()
+        other = threading.Thread(target=done.wait); other.start()  # So that the collector thread collects.
+        garbage(0, 3 * MIB); garbage(1, 60 * MIB)
+        block(1, 8 * MIB)
+        assert collections(0, me) == [(1, 3 * MIB)], collections(0, me)
+        assert collections(1, me) == [(1, 60 * MIB)]
+        garbage(0, 60 * MIB)
+        block(0, 8 * MIB)
+        assert collections(0, me)[1:] == [(0, 60 * MIB)] and len(collections(1, me)) == 1
+        (entry,) = [entry for entry in memory._snapshot()["device_traces"][1] if entry["action"] == "gc_collect"]
+        assert entry["frames"][0]["name"] == "block"
+        done.set(); other.join()
+        """
+    )

@@ -67,7 +67,7 @@ impl Converter {
                 Action::PressureBegan { pressure: self.pressures, requested_bytes }
             }
             EventKind::PressureEnded(outcome) => self.ended(event.thread_id, &outcome),
-            EventKind::Collected { generation, objects, reclaimed_bytes, elapsed } => Action::Collected {
+            EventKind::Collected { generation, objects, reclaimed_bytes, elapsed, .. } => Action::Collected {
                 generation: match generation {
                     Generation::Young => 1,
                     Generation::Full => 2,
@@ -75,7 +75,8 @@ impl Converter {
                 objects,
                 reclaimed_bytes,
                 duration_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
-                pressure: self.collected_for(event.thread_id),
+                // None for a collection that ran for another device, where the thread's request is.
+                pressure: self.under_pressure.get(&event.thread_id).copied(),
             },
             EventKind::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes } => {
                 Action::OutOfMemory {
@@ -98,14 +99,6 @@ impl Converter {
         let address = self.base(region);
         self.note_region(region.region_id, address.0);
         Action::RegionAcquired { address, size_bytes: region.size_bytes, stream: 0, mapped: false }
-    }
-
-    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread has none:
-    /// then it was for the only one, and where there are several nobody knows for which.
-    fn collected_for(&self, thread_id: u32) -> Option<u64> {
-        let mut all = self.under_pressure.values();
-        let only = all.next().filter(|_| all.next().is_none());
-        self.under_pressure.get(&thread_id).or(only).copied()
     }
 
     fn ended(&mut self, thread_id: u32, outcome: &PressureOutcome) -> Action {
@@ -134,8 +127,6 @@ mod tests {
 
     use super::*;
 
-    const COLLECTOR: u32 = 99;
-
     fn began(converter: &mut Converter, thread_id: u32) {
         let kind = EventKind::PressureBegan { requested_bytes: 8, free_bytes: 4, largest_free_bytes: 4 };
         converter.action(&event(thread_id, kind));
@@ -148,7 +139,7 @@ mod tests {
     fn collected_for(converter: &mut Converter, thread_id: u32) -> Option<u64> {
         let (objects, reclaimed_bytes, elapsed) = (1, 8, Duration::ZERO);
         let generation = Generation::Full;
-        let kind = EventKind::Collected { generation, objects, reclaimed_bytes, elapsed };
+        let kind = EventKind::Collected { generation, objects, reclaimed_bytes, elapsed, for_device: 0 };
         let Some(Action::Collected { pressure, .. }) = converter.action(&event(thread_id, kind)) else {
             panic!("it stays a collection");
         };
@@ -156,14 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_is_for_the_request_of_its_thread_or_for_the_only_one() {
+    fn a_collection_is_for_the_request_of_its_thread() {
         let mut converter = Converter::default();
-        assert_eq!(collected_for(&mut converter, COLLECTOR), None);
+        assert_eq!(collected_for(&mut converter, 1), None);
         began(&mut converter, 1);
-        assert_eq!(collected_for(&mut converter, COLLECTOR), Some(1));
         began(&mut converter, 2);
         assert_eq!(collected_for(&mut converter, 1), Some(1));
         assert_eq!(collected_for(&mut converter, 2), Some(2));
-        assert_eq!(collected_for(&mut converter, COLLECTOR), None, "one of two");
+        assert_eq!(collected_for(&mut converter, 3), None, "its request is of another device");
     }
 }

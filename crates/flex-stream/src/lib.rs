@@ -6,7 +6,6 @@
 //! - [`connect()`] is for readers.
 //! - `sink`: a trace that begins with the blocks that are live, and goes on with events; `client` is one on a socket,
 //!   `names` what it has defined.
-//! - `signals`: that the thread takes none.
 //! - `convert`: events of `flex` as records of `flex_trace`.
 //!
 //! Nothing here is reached by an allocation or a free: the ring of a history never waits for its reader. What the ring
@@ -23,7 +22,6 @@ mod convert;
 pub mod directory;
 mod file;
 mod names;
-mod signals;
 mod sink;
 mod source;
 mod stream;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use flex::fork::is_forked;
+use flex::signals::with_signals_blocked;
 use flex_trace::WriteError;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
@@ -22,7 +23,6 @@ use tracing::{debug, warn};
 use crate::client::{Client, Outbox};
 use crate::directory::{connect_at_once, listen, open_error, prepare, socket_path, sweep};
 use crate::file;
-use crate::signals::with_signals_blocked;
 use crate::sink::Sink;
 use crate::source::{Batch, Source};
 use crate::{StreamError, StreamOptions, StreamStatistics};

@@ -397,7 +397,6 @@ impl FlexAllocator {
         .map_err(|violation| FlexError::Corrupted(violation.to_string()))
     }
 
-    #[cfg(all(test, not(shuttle)))]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -63,6 +63,7 @@ pub mod pressure;
 pub mod rank;
 mod regions;
 mod shared;
+pub mod signals;
 pub mod statistics;
 mod sync;
 #[cfg(test)]

@@ -19,7 +19,10 @@ use flex::history::{
     Event, EventBlock, EventKind, EventKinds, HistoryOptions, RecordedEvents, SiteScope, Sites,
 };
 use flex::pressure::SkipReason;
-use flex::{AllocationDirective, BlockSnapshot, FlexAllocator, FlexError, Topology, VirtualAddress};
+use flex::{
+    AllocationDirective, AllocatorOptions, BlockSnapshot, FlexAllocator, FlexError, Topology, VirtualAddress,
+};
+use flex_sim::SimulatedDevice;
 use gate_world::{BLOCK, BLOCKS, World};
 use support::*;
 
@@ -301,6 +304,88 @@ fn pressure_collections_and_regions_are_events() {
     assert_eq!((outcome.requested_bytes, outcome.reclaimed_bytes), (BLOCK, BLOCKS as u64 * BLOCK));
     drop(rescued);
     assert!(world.allocator.empty_cache().is_ok());
+}
+
+/// The collections of a history: of which thread, where, what they reclaimed, and for which device.
+fn collections(allocator: &FlexAllocator) -> Vec<(u32, u32, u64, u32)> {
+    let collected = |event: &Event| match event.kind {
+        EventKind::Collected { reclaimed_bytes, for_device, .. } => {
+            Some((event.thread_id, event.site, reclaimed_bytes, for_device))
+        }
+        _ => None,
+    };
+    events(allocator).iter().filter_map(collected).collect()
+}
+
+/// The threads of the requests that found no room.
+fn requesters(allocator: &FlexAllocator) -> Vec<u32> {
+    let began =
+        |event: &Event| matches!(event.kind, EventKind::PressureBegan { .. }).then_some(event.thread_id);
+    events(allocator).iter().filter_map(began).collect()
+}
+
+#[test]
+fn what_the_collector_thread_collects_is_an_event_of_the_thread_that_asked() {
+    let world = World::new();
+    // The first collection frees one block, which is too little for the second request.
+    let mut blocks = world.fill();
+    let last = vec![blocks.pop().unwrap()];
+    let rest_bytes = blocks.len() as u64 * BLOCK;
+    world.interpreter.add_garbage(last);
+    world.interpreter.add_garbage(blocks);
+    world.allocator.record_history(Some(options())).unwrap();
+    let collection = world.interpreter.pause_in_finalizer();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| at(4, || world.allocate()).unwrap());
+        wait(&collection.entered);
+        let second = scope.spawn(|| at(5, || allocate(&world.allocator, 2 * BLOCK)).unwrap());
+        world.wait_for_events(2);
+        collection.go_on.send(()).unwrap();
+        drop((first.join().unwrap(), second.join().unwrap()));
+    });
+    let [first, second] = requesters(&world.allocator)[..] else { panic!() };
+    assert_eq!(collections(&world.allocator), [(first, 4, BLOCK, 0), (second, 5, rest_bytes, 0)]);
+    assert_eq!(world.collector_threads(), 1, "it ran both");
+}
+
+#[test]
+fn what_a_collection_frees_of_another_device_is_an_event_there() {
+    let world = World::new();
+    let options_of_other = AllocatorOptions { ordinal: 1, ..AllocatorOptions::default() };
+    let topology = Topology::uniform(4 * BLOCK).unwrap();
+    let device = SimulatedDevice::for_topology(&topology).unwrap();
+    let other = FlexAllocator::new(device, &topology, options_of_other).unwrap();
+    world.gate.adopt(&world.allocator).unwrap();
+    world.gate.adopt(&other).unwrap();
+    world.allocator.record_history(Some(options())).unwrap();
+    let collect_for = |allocator: &FlexAllocator| drop(at(4, || allocate(allocator, BLOCK)).unwrap());
+
+    // Before its history is recorded, it has none.
+    world
+        .interpreter
+        .add_garbage([world.fill(), allocate_many(&other, 1, BLOCK)].into_iter().flatten().collect());
+    collect_for(&world.allocator);
+    other.record_history(Some(options())).unwrap();
+    // With memory of both, and of one alone.
+    world
+        .interpreter
+        .add_garbage([world.fill(), allocate_many(&other, 3, BLOCK)].into_iter().flatten().collect());
+    collect_for(&world.allocator);
+    world.interpreter.add_garbage(world.fill());
+    collect_for(&world.allocator);
+    world.interpreter.add_garbage(
+        [allocate_many(&other, 4, BLOCK), allocate_many(&world.allocator, 2, BLOCK)]
+            .into_iter()
+            .flatten()
+            .collect(),
+    );
+    collect_for(&other);
+
+    let (all, me) = (BLOCKS as u64 * BLOCK, requesters(&world.allocator)[0]);
+    let own = (me, 4, all, 0);
+    assert_eq!(collections(&world.allocator), [own, own, own, (me, 0, 2 * BLOCK, 1)]);
+    assert_eq!(collections(&other), [(me, 0, 3 * BLOCK, 0), (me, 4, 4 * BLOCK, 1)]);
+    check(&other, 0);
 }
 
 #[test]

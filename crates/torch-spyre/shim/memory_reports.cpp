@@ -1,6 +1,7 @@
 // The reports to torch's profiler, which listens on the threads that it profiles and on no collector thread.
 //
-// Lock: the requests' mutex, a leaf; no report is made under it.
+// Lock: the requests' mutex, a leaf; no report is made under it. A forked child does not take it: a thread
+// that it does not have may hold it.
 #include "memory_reports.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ Profiler waiting_profiler() {
 
 void ProfiledRequest::begin() {
     auto profiler = c10::ThreadLocalDebugInfo::current();
-    if (profiler == nullptr) {
+    if (profiler == nullptr || spyre_rs_is_forked()) {
         return;  // All threads are profiled, collector threads too.
     }
     const std::scoped_lock lock(requests().mutex);
@@ -50,6 +51,9 @@ void ProfiledRequest::begin() {
 }
 
 void ProfiledRequest::end() noexcept {
+    if (spyre_rs_is_forked()) {
+        return;
+    }
     const std::scoped_lock lock(requests().mutex);
     auto& profilers = requests().profilers;
     profilers.erase(std::find(profilers.begin(), profilers.end(), profiler_));

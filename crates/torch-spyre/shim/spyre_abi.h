@@ -43,6 +43,9 @@ int32_t spyre_rs_allocate(int32_t device, size_t nbytes, void** data, void** con
 // Calls spyre_shim_report_usage() outside of all locks.
 void spyre_rs_free(void* context) noexcept;
 
+// Whether the process is a forked child, in which a lock may be held for ever.
+bool spyre_rs_is_forked() noexcept;
+
 // Number of devices; 0 while the configuration is invalid. Never fails.
 int32_t spyre_rs_device_count() noexcept;
 

@@ -127,6 +127,9 @@ impl Configuration {
             seen.push(key);
             self.set(item, key, value)?;
         }
+        if self.cycle_warning_bytes.is_some() && !self.cycles && seen.contains(&"cycles") {
+            return Err(bad(ALLOC_CONF, "cycles:false", "cycles:true, or no cycle_warning beside it"));
+        }
         if self.history_entries == 0 && !self.stream.is_empty() {
             let key = if self.stream.socket { "stream_socket" } else { "stream_file" };
             return Err(bad(ALLOC_CONF, key, "a history to stream beside it, such as history:100000"));

@@ -83,7 +83,8 @@ mod _C {
         use crate::bindings::testing::{
             allocate_attached, allocate_native, allocate_with_pending_exception, capture_stack, census,
             enable_stacks, join_native_attached, largest_free_bytes, request_maxima, stack_frames,
-            time_captures, validate, wait_for_gate, want_lock_of_allocating_thread, while_mutex_is_held,
+            time_captures, validate, wait_for_gate, want_lock_of_allocating_thread, while_locks_are_held,
+            while_mutex_is_held,
         };
     }
 

@@ -145,7 +145,7 @@ impl DeviceMemory {
             DeviceKind::Sim | DeviceKind::Pf => RegionIdScheme::BaseAddress,
         };
         let allocator = simulated(format!("spyre:{index}"), &topology, region_ids, options)?;
-        allocator.set_memory_pressure_callback(Some(gate.ladder()))?;
+        gate.adopt(&allocator)?;
         if configuration.history_entries > 0 {
             let max_entries = usize::try_from(configuration.history_entries).unwrap_or(usize::MAX);
             let sites = Some(stacks::sites());

@@ -83,6 +83,12 @@ pub(crate) fn current() -> Option<Arc<Stream>> {
     if flex::fork::is_forked() { None } else { lock(&STREAM).clone() }
 }
 
+/// Runs `body` with both locks held, for tests of what a forked child does then.
+pub(crate) fn while_locked(body: impl FnOnce()) {
+    let (_changing, _stream) = (lock(&CHANGES), lock(&STREAM));
+    body();
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -210,6 +210,10 @@ def planned(
     if group is not None and not synchronize:
         raise ValueError("group is for plans with synchronize=True; this one has synchronize=False")
     checked_int("agree_every", agree_every, "a number of steps", 1)
+    if agree_every != 1 and not synchronize:
+        raise ValueError(
+            f"agree_every={agree_every} is for plans with synchronize=True; this one has synchronize=False"
+        )
     if group is not None and not _is_group(group):
         raise TypeError(f"group={group!r} is not a process group; expected what torch.distributed.new_group returns")
     return Plan(limits, device, synchronize, group, agree_every)

@@ -21,6 +21,7 @@ ARGUMENTS = [
     ({"synchronize": None}, TypeError, "synchronize=None is not a bool; expected True or False"),
     ({"group": "x"}, TypeError, "group='x' is not a process group; expected what torch.distributed.new_group returns"),
     ({"agree_every": 0}, ValueError, "agree_every=0 is out of range; expected a number of steps, at least 1"),
+    ({"agree_every": 5, "synchronize": False}, ValueError, "agree_every=5 is for plans with synchronize=True"),
 ]
 
 

@@ -19,6 +19,7 @@ import torch_spyre._cycles as cycles
 from conftest import RunScript
 from cycle_tools import Logger, Trainer, fill_counted, only_holder, press, size
 from pressure_tools import MIB, Counters, Node, another_thread, block, make_garbage, memory
+from torch_spyre import _C
 
 pytestmark = [pytest.mark.pressure, pytest.mark.usefixtures("recording")]
 
@@ -279,6 +280,13 @@ def test_set_by_the_environment(run_script: RunScript) -> None:
 def test_a_bad_size(value: int) -> None:
     with pytest.raises(ValueError, match=f"warn_bytes={value} is out of range; expected None, or bytes, from 1 to"):
         memory.record_cycles(warn_bytes=value)
+
+
+def test_a_size_to_warn_of_where_nothing_is_recorded() -> None:
+    before = _C.recording_cycles()
+    with pytest.raises(ValueError, match="warn_bytes=5 with enabled=False: nothing is recorded; expected one or the o"):
+        memory.record_cycles(False, warn_bytes=5)
+    assert _C.recording_cycles() == before
 
 
 @pytest.mark.parametrize("value", [True, 1.5, "1MiB"])

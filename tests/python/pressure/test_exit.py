@@ -190,3 +190,28 @@ def test_busy_daemon_threads(fork_script: RunScript) -> None:
     script = fork_script(BUSY_DAEMONS.format(device="spyre") + 'print(memory.pressure_stats()["rescued"] > 0)')
     assert script.out == "busy\nTrue\n"
     assert torch_aborts or not aborted(script)
+
+
+@pytest.mark.parametrize("call", ["_snapshot", "_record_memory_history", "empty_cache", "held_report", "dead_bytes"])
+def test_daemon_threads_that_come_back_to_python_at_exit(fork_script: RunScript, call: str) -> None:
+    """From functions that wait without the interpreter, or that look at objects: the process ends as it should."""
+    script = f"""
+    from torch_spyre._cycles import dead_bytes
+    memory._record_memory_history(max_entries=1000)
+    call = dead_bytes if {call!r} == "dead_bytes" else getattr(memory, {call!r})
+    make_garbage()
+    gc.enable()
+    gc.set_threshold(100)
+    called = [threading.Event() for _ in range(3)]
+    def repeat(event):
+        while True:
+            node = Node()  # Collected where objects are made.
+            call()
+            event.set()
+    for event in called:
+        threading.Thread(target=repeat, args=(event,), daemon=True).start()
+    for event in called:
+        event.wait()
+    print("busy", flush=True)
+    """
+    assert fork_script(script).check() == "busy\n"

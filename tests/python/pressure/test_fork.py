@@ -76,6 +76,40 @@ end_parent()
     assert fork_script(IN_CHILD + script).check() == "child\nchild\nparent\n"
 
 
+def test_while_another_thread_holds_other_locks(fork_script: RunScript) -> None:
+    """Those that frees, collections and the end of the process take, and those of functions that say why they fail."""
+    script = """
+import signal
+memory._record_memory_history(max_entries=100)
+def raises(function, *arguments):
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        return "Cannot re-initialize spyre in forked subprocess" in str(error)
+handle = memory.register_pressure_hook(lambda event: None)
+child = testing.while_locks_are_held(fork)
+if child == 0:
+    signal.alarm(20)
+    make = Node()
+    make.held = tensors[:2]
+    del make, tensors[:2]
+    gc.collect()
+    torch_spyre._C.record_cycles(True, 1)
+    Node()
+    gc.collect()
+    assert raises(memory.register_pressure_hook, print)
+    assert raises(memory.cycle_report) and raises(memory.reset_cycle_report) and raises(memory.held_report)
+    assert raises(memory._snapshot) and raises(memory.set_pressure_policy)
+    assert raises(memory._history_stream)
+    del handle
+    end_child()
+assert exit_status(child) == 0
+memory._record_memory_history(enabled=None)
+end_parent()
+"""
+    check(script, fork_script)
+
+
 INSIDE = """
 children = []
 def fork_inside():

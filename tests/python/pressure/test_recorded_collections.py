@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import signal
 import sys
+import threading
 import traceback
 import types
 import weakref
@@ -16,7 +18,17 @@ import torch
 
 import torch_spyre._cycles as cycles
 from cycle_tools import only_holder, press
-from pressure_tools import MIB, Counters, Node, block, fill_with_garbage, make_garbage, memory
+from pressure_tools import (
+    MIB,
+    Counters,
+    Node,
+    block,
+    fill_with_garbage,
+    make_garbage,
+    memory,
+    running,
+    testing,
+)
 
 pytestmark = [pytest.mark.pressure, pytest.mark.usefixtures("recording")]
 
@@ -214,6 +226,66 @@ def test_what_a_handler_raises_in_a_search(signalled: type[BaseException]) -> No
     make_garbage()
     with pytest.raises(signalled):
         then_repeat_bytecode(cycles.dead_bytes)
+
+
+class StopError(Exception):
+    """What one thread sends to another."""
+
+
+sent: list[type[BaseException]] = []
+
+
+def name_and_send(held_by: object) -> str:
+    """What a thread that looks calls there meanwhile, as if another one had."""
+    if sent:
+        thread, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(sent.pop())
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, kind) == 1
+        for _ in range(1000):
+            pass
+    return str(held_by)
+
+
+def search_for_cycles() -> None:
+    make_garbage()
+    cycles.dead_bytes()
+
+
+def collect_by_itself() -> None:
+    memory.record_cycles(warn_bytes=1)
+    Node().tensor = block()
+    gc.collect()
+
+
+def be_rescued() -> None:
+    fill_with_garbage()
+    assert testing.allocate_attached(0, MIB) is None
+
+
+@pytest.mark.parametrize("on_main", [False, True], ids=["", "main thread"])
+@pytest.mark.parametrize("kind", [StopError, SystemExit, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("look", [search_for_cycles, collect_by_itself, be_rescued])
+def test_what_a_thread_is_sent_while_it_looks_reaches_it(
+    look: Callable[[], None], kind: type[BaseException], on_main: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    monkeypatch.setattr(cycles, "full_name", as_if_of(cycles, name_and_send))
+    monkeypatch.setattr(sys.modules[__name__], "sent", [kind])
+    raised_here: list[type[BaseException]] = []
+
+    def work() -> None:
+        try:
+            then_repeat_bytecode(look)
+        except BaseException as error:
+            raised_here.append(type(error))
+
+    if on_main:
+        work()
+    else:
+        with running(work):
+            pass
+    repeat_bytecode()  # Nothing is left for the main thread.
+    assert (raised_here, sent, reported) == ([kind], [], [])
 
 
 def test_an_interrupt_while_it_looks(monkeypatch: pytest.MonkeyPatch, counters: Counters) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from conftest import RunScript
 from pressure_tools import (
     KIB,
     MIB,
@@ -267,3 +268,39 @@ def test_timer_throughout(counters: Counters, signals: Signals) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
     assert len(signals.handled) > 0
     counters.check_balanced()
+
+
+def test_the_collector_thread_takes_no_signal_from_the_program(fork_script: RunScript) -> None:
+    """One that the program blocks later to wait for it, where the thread was there before."""
+    script = """
+    import signal
+    from pathlib import Path
+    inside = []
+    class Finalized(Node):
+        def __del__(self):
+            inside.append((threading.get_native_id(), signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    with another_thread():
+        fill_with_garbage()
+        Finalized()
+        block(8 * MIB)
+    (thread, mask), = inside
+    assert thread != os.getpid()
+    # What it starts for the request has the requester's mask.
+    assert mask == {signal.SIGUSR2}, mask
+    def status():
+        return dict(line.split(":\t", 1) for line in Path(f"/proc/self/task/{thread}/status").read_text().splitlines())
+    assert status()["Name"] == "flex-collector"
+    while True:
+        blocked = {number for number in range(1, 65) if int(status()["SigBlk"], 16) >> number - 1 & 1}
+        if blocked != mask:
+            break
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+    assert signal.valid_signals() - blocked == faults | {signal.SIGKILL, signal.SIGSTOP}
+    waited_for = {signal.SIGUSR1, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    for number in waited_for:
+        os.kill(os.getpid(), number)
+        print(signal.sigwait(waited_for).name)
+    """
+    assert sorted(fork_script(script).check().split()) == ["SIGTERM", "SIGUSR1"]

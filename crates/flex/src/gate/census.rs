@@ -25,6 +25,14 @@ pub struct Census {
 }
 
 impl Gate {
+    /// Runs `body` with the gate's locks held. For tests of what a forked child does then.
+    #[doc(hidden)]
+    pub fn while_locked(&self, body: impl FnOnce()) {
+        if let Ok(_state) = self.lock() {
+            self.members.while_locked(body);
+        }
+    }
+
     /// What is under way now. All 0 in a forked child.
     #[doc(hidden)]
     pub fn census(&self) -> Census {

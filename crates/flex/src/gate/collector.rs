@@ -4,6 +4,9 @@
 //! attaching has no deadline. A collector thread may wait for the interpreter as long as it takes; the request
 //! that asked gives up at its deadline.
 //!
+//! They take none of the program's signals. While one runs Python code for a request it has the signal mask of the
+//! thread that asked, as that would have, since threads and processes that such code starts keep it.
+//!
 //! Lock: `Gate::state`.
 
 use std::cell::Cell;
@@ -19,6 +22,7 @@ use super::{FailedRequest, Gate, Generation, Petition, State, ThreadToken};
 use crate::fork::{Forked, is_forked};
 use crate::lock::Unlocked;
 use crate::pressure::{Hints, PressureCounters, SkipReason};
+use crate::signals::with_signals_blocked;
 use crate::sync::{MutexGuard, catch_unwind, now, thread};
 
 /// How a collector thread that has a job is counted.
@@ -170,7 +174,7 @@ impl Gate {
     fn start_collector(&self) -> std::io::Result<()> {
         let Some(gate) = self.me.upgrade() else { return Err(std::io::Error::other("the gate is gone")) };
         let builder = thread::Builder::new().name("flex-collector".into()).stack_size(8 << 20);
-        builder.spawn(move || gate.serve_jobs()).map(drop)
+        with_signals_blocked(|| builder.spawn(move || gate.serve_jobs())).map(drop)
     }
 
     /// The life of a collector thread. Idle, it waits detached.
@@ -274,7 +278,7 @@ impl Gate {
             job.set_phase(Phase::Running);
             self.replace_collector(state);
         }
-        let answer = self.answer(proof, me, job);
+        let answer = job.mask.during(|| self.answer(proof, me, job));
         if is_forked() {
             // This process is the child of a fork made in a finalizer; nothing above this frame is Python.
             self.reclaimer.end_forked_child();

@@ -188,7 +188,7 @@ impl Gate {
                 return Err(SkipReason::Disabled.into());
             }
             let stopped = self.reclaimer.collections_stopped();
-            let reclaimed_before = petition.counters.reclaimed();
+            let account = self.account(petition);
             let collected = self.reclaimer.collect(proof, generation);
             petition.note_interrupt(collected.interrupted);
             if is_forked() {
@@ -196,8 +196,7 @@ impl Gate {
             }
             if collected.ran {
                 petition.counters.count_collection(generation == Generation::Full, collected.elapsed);
-                let reclaimed_bytes = petition.counters.reclaimed() - reclaimed_before;
-                petition.record_collection(generation, &collected, reclaimed_bytes);
+                account.settle(generation, &collected);
                 return Ok(collected);
             }
             let unseen =

@@ -10,6 +10,7 @@ use super::flight::Outcome;
 use super::hooks::{HookEvent, PressureHook};
 use super::{FailedRequest, Generation, Petition};
 use crate::pressure::{Hints, SkipReason};
+use crate::signals::Mask;
 
 /// What a collector thread is asked to do.
 #[derive(Clone)]
@@ -63,6 +64,8 @@ pub(super) enum Phase {
 pub(super) struct Job {
     pub(super) task: Task,
     pub(super) petition: Petition,
+    /// The signals that the thread that asks blocks.
+    pub(super) mask: Mask,
     progress: Mutex<Progress>,
 }
 
@@ -73,9 +76,10 @@ struct Progress {
 }
 
 impl Job {
+    /// The calling thread asks.
     pub(super) fn new(task: Task, petition: Petition) -> Self {
         let progress = Progress { phase: Phase::Queued, answered: false, answer: None };
-        Job { task, petition, progress: Mutex::new(progress) }
+        Job { task, petition, mask: Mask::current(), progress: Mutex::new(progress) }
     }
 
     pub(super) fn phase(&self) -> Phase {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::flight::{Missed, Turn};
 use super::hooks::{HookRun, HookTurn};
+use super::members::Requester;
 use super::{CollectPolicy, FailedRequest, Gate, Generation, Petition, PolicySettings};
 use crate::fork::Forked;
 use crate::lock::AllocatorGuard;
@@ -53,7 +54,7 @@ impl Ladder {
 impl MemoryPressureCallback for Ladder {
     fn on_pressure(&self, guard: &mut AllocatorGuard<'_>, request: &mut PressureRequest) -> Verdict {
         // In a forked child the allocator answers for itself.
-        let _ = Climb::start(&self.gate, guard).and_then(|mut climb| {
+        let _ = Climb::start(&self.gate, guard, request).and_then(|mut climb| {
             climb.run(guard, request)?;
             if climb.petition.interrupted.load(Ordering::SeqCst) {
                 guard.unlocked(|_| self.gate.reclaimer.raise_interrupt())?;
@@ -88,7 +89,12 @@ enum Step {
 }
 
 impl<'a> Climb<'a> {
-    fn start(gate: &'a Gate, guard: &mut AllocatorGuard<'_>) -> Result<Self, Forked> {
+    fn start(
+        gate: &'a Gate,
+        guard: &mut AllocatorGuard<'_>,
+        request: &PressureRequest,
+    ) -> Result<Self, Forked> {
+        let requester = Requester::new(guard, request);
         let (counters, history) = (Arc::clone(guard.counters()), Arc::clone(guard.history()));
         let (reclaimed_at_start, freed_at_start) = (counters.reclaimed(), counters.collection_freed());
         let policy = gate.policy();
@@ -98,7 +104,8 @@ impl<'a> Climb<'a> {
         let grant = gate.grant();
         let waker = Some(Waker::from(Arc::clone(&grant)));
         let interrupted = Arc::new(AtomicBool::new(false));
-        let petition = Petition { entry, deadline, respect_disable, counters, history, grant, interrupted };
+        let petition =
+            Petition { entry, requester, deadline, respect_disable, counters, history, grant, interrupted };
         Ok(Climb { gate, policy, petition, waker, since_epoch, reclaimed_at_start, freed_at_start })
     }
 

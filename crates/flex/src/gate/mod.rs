@@ -3,7 +3,7 @@
 //!
 //! Lock: `Gate::state`, a leaf like the allocator mutex and never taken together with it. Nothing waits while
 //! holding it except on its own condition variables, and no foreign code runs under it. Every wait for another
-//! thread has the deadline of the request; an attached thread detaches for it.
+//! thread has the deadline of the request; an attached thread detaches for it. The list of members has a leaf too.
 
 mod census;
 mod collector;
@@ -11,6 +11,7 @@ mod flight;
 mod hooks;
 mod job;
 mod ladder;
+mod members;
 #[cfg(all(test, loom))]
 mod models;
 mod policy;
@@ -33,10 +34,11 @@ use flight::{Flight, Landing};
 use hooks::Hooks;
 use job::Job;
 use ladder::Ladder;
+use members::{Members, Requester};
 use policy::Policy;
 
 use crate::fork::{Forked, is_forked};
-use crate::history::{EventKind, History};
+use crate::history::History;
 use crate::pressure::{PressureCounters, SharedCallback};
 use crate::rank;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +50,7 @@ pub struct Gate {
     me: Weak<Gate>,
     reclaimer: Arc<dyn Reclaimer>,
     policy: Policy,
+    members: Members,
     state: Mutex<State>,
     /// A flight landed, a job was answered, a foreign collection stopped, or the gate closes.
     changed: Condvar,
@@ -84,6 +87,7 @@ struct State {
 #[derive(Clone)]
 struct Petition {
     entry: Entry,
+    requester: Requester,
     deadline: Instant,
     respect_disable: bool,
     counters: Arc<PressureCounters>,
@@ -117,14 +121,6 @@ impl Petition {
         now() >= self.deadline
     }
 
-    /// Records a collection that ran for it, on whatever thread.
-    fn record_collection(&self, generation: Generation, collected: &Collected, reclaimed_bytes: u64) {
-        if self.history.is_on() {
-            let &Collected { objects, elapsed, .. } = collected;
-            self.history.record(EventKind::Collected { generation, objects, reclaimed_bytes, elapsed }, 0);
-        }
-    }
-
     fn note_interrupt(&self, interrupted: bool) {
         if interrupted {
             self.interrupted.store(true, Ordering::SeqCst);
@@ -147,6 +143,7 @@ impl Gate {
             me: Weak::clone(me),
             reclaimer,
             policy: Policy::new(settings),
+            members: Members::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             work: Condvar::new(),

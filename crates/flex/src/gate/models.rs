@@ -38,6 +38,7 @@ impl World {
         let since = self.gate.epoch();
         let petition = Petition {
             entry,
+            requester: Requester::default(),
             deadline: now() + Duration::from_secs(10),
             respect_disable: false,
             counters: Arc::default(),

@@ -21,7 +21,7 @@ pub struct Event {
     pub sequence: u64,
     /// When, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// The system's number of the thread.
+    /// The system's number of the thread; of a collection that of the thread whose request it ran for, wherever it ran.
     pub thread_id: u32,
     /// Where in the program, as the provider of sites has it; 0 if it was not asked or did not know.
     pub site: u32,
@@ -78,7 +78,7 @@ pub enum EventKind {
     },
     /// That request ended.
     PressureEnded(PressureOutcome),
-    /// A collection ran for a request of this device.
+    /// A collection ran for a request of this device, or for one of another device and freed memory of this one.
     Collected {
         /// Which generations.
         generation: Generation,
@@ -88,6 +88,8 @@ pub enum EventKind {
         reclaimed_bytes: u64,
         /// How long it took.
         elapsed: Duration,
+        /// The device of the request: [`AllocatorOptions::ordinal`](crate::AllocatorOptions).
+        for_device: u32,
     },
     /// A request failed for want of memory.
     OutOfMemory {
@@ -227,7 +229,7 @@ pub(super) struct Entry {
     pub(super) kind: u8,
     /// A generation, an outcome.
     pub(super) detail: u32,
-    /// Region id, or collections.
+    /// Region id, collections, or the device of a request.
     pub(super) place: u64,
     /// Offset, host address, largest free block, or nanoseconds.
     pub(super) offset: u64,
@@ -259,8 +261,9 @@ impl Entry {
                 ..entry(number::PRESSURE_BEGAN)
             },
             EventKind::PressureEnded(outcome) => Entry::of_outcome(number::PRESSURE_ENDED, &outcome),
-            EventKind::Collected { generation, objects, reclaimed_bytes, elapsed } => Entry {
+            EventKind::Collected { generation, objects, reclaimed_bytes, elapsed, for_device } => Entry {
                 detail: u32::from(generation == Generation::Full),
+                place: for_device.into(),
                 requested: objects,
                 size: reclaimed_bytes,
                 offset: nanoseconds(elapsed),
@@ -378,6 +381,7 @@ impl Entry {
                 objects: self.requested,
                 reclaimed_bytes: self.size,
                 elapsed: Duration::from_nanos(self.offset),
+                for_device: self.place as u32,
             },
             number::OUT_OF_MEMORY => {
                 EventKind::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes }

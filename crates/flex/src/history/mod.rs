@@ -35,6 +35,7 @@ use std::time::{Instant, SystemTime};
 pub use event::{Event, EventBlock, EventKind, EventKinds, EventRegion, PressureOutcome};
 pub(crate) use notes::BlockNote;
 pub use options::{HistoryOptions, MAX_ENTRIES, RecordedEvents, SiteScope, Sites};
+pub(crate) use thread_id::thread_id;
 
 use crate::arena::BlockHandle;
 use crate::error::FlexError;
@@ -43,7 +44,6 @@ use crate::sync::now;
 use event::{Entry, nanoseconds};
 use notes::Notes;
 use ring::Ring;
-use thread_id::thread_id;
 
 /// The history of one allocator.
 ///
@@ -223,7 +223,13 @@ impl History {
     /// Records an event; its number, unless its kind is not wanted. May be called under the allocator mutex.
     #[cold]
     pub(crate) fn record(&self, kind: EventKind, site: u32) -> Option<u64> {
-        self.record_at(&kind, site, self.now_ns())
+        self.record_at(&kind, site, thread_id(), self.now_ns())
+    }
+
+    /// As [`record`](Self::record), of something that happened for the sake of another thread.
+    #[cold]
+    pub(crate) fn record_for(&self, kind: EventKind, site: u32, thread_id: u32) -> Option<u64> {
+        self.record_at(&kind, site, thread_id, self.now_ns())
     }
 
     /// Records an allocation, and notes where its block comes from. `site` was found before, or is found here: then the
@@ -233,14 +239,14 @@ impl History {
         let site = site.unwrap_or_else(|| self.allocation_site());
         let time_ns = self.now_ns();
         self.notes.write(handle, BlockNote { site, time_ns });
-        self.record_at(&EventKind::Allocated(block), self.shown(site), time_ns);
+        self.record_at(&EventKind::Allocated(block), self.shown(site), thread_id(), time_ns);
     }
 
     #[inline]
-    fn record_at(&self, kind: &EventKind, site: u32, time_ns: u64) -> Option<u64> {
+    fn record_at(&self, kind: &EventKind, site: u32, thread_id: u32, time_ns: u64) -> Option<u64> {
         let without = EventKinds::from_bits(self.without.load(Ordering::Relaxed));
         let entry = Entry::new(kind).without(without)?;
-        let entry = Entry { time_ns, thread_id: thread_id(), site, ..entry };
+        let entry = Entry { time_ns, thread_id, site, ..entry };
         Some(self.current()?.record(&entry.to_words()))
     }
 

@@ -34,6 +34,7 @@ fn every_kind() -> Vec<EventKind> {
         objects: 12,
         reclaimed_bytes: 34,
         elapsed: Duration::from_nanos(56),
+        for_device: 3,
     };
     let mut kinds = vec![
         EventKind::Allocated(BLOCK),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 /// The system's number of the calling thread.
-pub(super) fn thread_id() -> u32 {
+pub(crate) fn thread_id() -> u32 {
     thread_local! {
         static ID: Cell<u32> = const { Cell::new(0) };
     }

@@ -10,7 +10,7 @@ use super::device;
 use crate::interpreter::cycles::{self, Holding, Ledger, Record, Sites, Sum, dead};
 use crate::interpreter::interrupts;
 
-/// Tells who names what dead cycles hold: `explain(objects, garbage, tensors)` and
+/// Tells who names what dead cycles hold: `explain(objects, garbage, tensors, frozen)` and
 /// `warn(device, nbytes, cycles, name, path, filename, line, frames)`, with the type of tensors, and the types that are
 /// no owners.
 #[pyfunction]

@@ -44,7 +44,7 @@ fn make_runtime(py: Python<'_>) -> PyResult<()> {
     })?;
     watch_forks()?;
     if !targets.is_empty() {
-        py.detach(|| stream::start(&targets, runtime.allocators()))
+        interpreter::detached(py, || stream::start(&targets, runtime.allocators()))
             .map_err(|error| value_error(format!("TORCH_SPYRE_ALLOC_CONF: {error}")))?;
     }
     runtime.publish();
@@ -150,10 +150,10 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
     // While the stacks that it names are there. A disk that is too slow keeps nobody from exiting.
-    py.detach(stream::stop);
-    py.detach(interpreter::stacks::close);
+    interpreter::detached(py, stream::stop);
+    interpreter::detached(py, interpreter::stacks::close);
     interpreter::cycles::record(false, None);
     if let Some(runtime) = runtime() {
-        py.detach(|| runtime.gate.close());
+        interpreter::detached(py, || runtime.gate.close());
     }
 }

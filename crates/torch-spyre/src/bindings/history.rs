@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use super::{device, runtime_error, value_error};
-use crate::interpreter::stacks;
+use crate::interpreter::{self, stacks};
 
 /// Begins or changes the recording of a device's events. `scope` says which events get a stack: `"state"`, `"alloc"` or
 /// `"all"`; None for none at all, live blocks included.
@@ -49,14 +49,14 @@ pub(crate) fn record_history(
         without,
         clear,
     };
-    py.detach(|| allocator.record_history(Some(options))).map_err(runtime_error)
+    interpreter::detached(py, || allocator.record_history(Some(options))).map_err(runtime_error)
 }
 
 /// Ends the recording of a device's events, and forgets them.
 #[pyfunction]
 pub(crate) fn stop_history(py: Python<'_>, index: i32) -> PyResult<()> {
     let allocator = &device(index)?.allocator;
-    py.detach(|| allocator.record_history(None)).map_err(runtime_error)
+    interpreter::detached(py, || allocator.record_history(None)).map_err(runtime_error)
 }
 
 /// Whether a device's events are recorded.
@@ -92,25 +92,26 @@ pub(crate) fn memory_snapshot(
     with_trace: bool,
 ) -> PyResult<(Bound<'_, PyList>, Bound<'_, PyList>, u64)> {
     let allocator = &device(index)?.allocator;
-    let (regions, recorded) = py
-        .detach(|| {
-            if with_trace {
-                return allocator.snapshot_with_events();
-            }
-            Ok((allocator.snapshot()?, Default::default()))
-        })
-        .map_err(runtime_error)?;
+    let (regions, recorded) = interpreter::detached(py, || {
+        if with_trace {
+            return allocator.snapshot_with_events();
+        }
+        Ok((allocator.snapshot()?, Default::default()))
+    })
+    .map_err(runtime_error)?;
     let mut writer = Writer { py, device: index, frames: HashMap::new() };
-    let segments = PyList::empty(py);
-    for region in &regions {
-        segments.append(writer.segment(host_base(allocator, region), region)?)?;
-    }
-    let trace = PyList::empty(py);
-    let bases = bases_of(&recorded.events, &regions, allocator);
-    for (event, base) in recorded.events.iter().zip(bases) {
-        writer.event(&trace, event, base)?;
-    }
-    Ok((segments, trace, recorded.lost))
+    interpreter::uncollected(|| {
+        let segments = PyList::empty(py);
+        for region in &regions {
+            segments.append(writer.segment(host_base(allocator, region), region)?)?;
+        }
+        let trace = PyList::empty(py);
+        let bases = bases_of(&recorded.events, &regions, allocator);
+        for (event, base) in recorded.events.iter().zip(bases) {
+            writer.event(&trace, event, base)?;
+        }
+        Ok((segments, trace, recorded.lost))
+    })
 }
 
 fn host_base(allocator: &FlexAllocator, region: &RegionSnapshot) -> u64 {
@@ -247,11 +248,12 @@ impl<'py> Writer<'py> {
                 entry.set_item(intern!(entry.py(), "largest_free"), largest_free_bytes)?;
             }
             EventKind::PressureEnded(outcome) => write_outcome(&entry, &outcome)?,
-            EventKind::Collected { generation, objects, elapsed, .. } => {
+            EventKind::Collected { generation, objects, elapsed, for_device, .. } => {
                 let generation = if generation == Generation::Full { "full" } else { "young" };
                 entry.set_item(intern!(entry.py(), "generation"), generation)?;
                 entry.set_item(intern!(entry.py(), "objects"), objects)?;
                 entry.set_item(intern!(entry.py(), "duration_us"), elapsed.as_micros() as u64)?;
+                entry.set_item(intern!(entry.py(), "for_device"), for_device)?;
             }
             _ => {}
         }

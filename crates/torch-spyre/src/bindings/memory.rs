@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{device, runtime_error, value_error};
+use crate::interpreter;
 use crate::runtime::{self, Runtime, runtime};
 
 /// The statistics of a device, flat, under the keys of `torch.cuda.memory_stats`.
@@ -71,8 +72,10 @@ pub(crate) fn reset_accumulated_memory_stats(index: i32) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn empty_cache(py: Python<'_>) -> PyResult<()> {
     let devices = runtime().map_or(&[][..], Runtime::devices);
-    py.detach(|| devices.iter().try_for_each(|device| device.allocator.empty_cache().map(drop)))
-        .map_err(runtime_error)
+    interpreter::detached(py, || {
+        devices.iter().try_for_each(|device| device.allocator.empty_cache().map(drop))
+    })
+    .map_err(runtime_error)
 }
 
 /// Caps the allocated bytes of a device at a fraction of its memory, from 0 to 1.

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::value_error;
+use crate::interpreter;
 use crate::runtime;
 use crate::stream::{self, Targets};
 
@@ -19,13 +20,13 @@ use crate::stream::{self, Targets};
 pub(crate) fn start_history_stream(py: Python<'_>, file: Option<PathBuf>, socket: bool) -> PyResult<()> {
     let runtime = runtime::ready().map_err(PyRuntimeError::new_err)?;
     let targets = Targets { file, socket };
-    py.detach(|| stream::start(&targets, runtime.allocators())).map_err(stream_error)
+    interpreter::detached(py, || stream::start(&targets, runtime.allocators())).map_err(stream_error)
 }
 
 /// Ends the stream, if one runs, with what was recorded until now. False if it could not end within five seconds.
 #[pyfunction]
 pub(crate) fn stop_history_stream(py: Python<'_>) -> bool {
-    py.detach(stream::stop)
+    interpreter::detached(py, stream::stop)
 }
 
 /// The latest stream, which may have ended: `running`, where it goes, and what was counted. None if there was none, and

@@ -12,9 +12,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{device, runtime_error};
-use crate::interpreter;
+use crate::interpreter::{self, cycles, hook, interrupts};
 use crate::message;
 use crate::runtime::{self, DeviceMemory};
+use crate::stream;
 
 fn allocate_and_free(device: &DeviceMemory, nbytes: u64) -> Result<(), String> {
     let (handle, _) = device.allocate(nbytes).map_err(|error| describe(error, device))?;
@@ -64,7 +65,7 @@ pub(crate) fn allocate_native(
 ) -> PyResult<Vec<String>> {
     let device = device(index)?;
     let run = move || (0..count).filter_map(|_| allocate_and_free(device, nbytes).err()).collect::<Vec<_>>();
-    py.detach(|| {
+    interpreter::detached(py, || {
         let workers =
             (0..threads).map(|_| thread::Builder::new().spawn(run)).collect::<Result<Vec<_>, _>>()?;
         let errors =
@@ -116,7 +117,7 @@ const GATE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn wait_for_gate(py: Python<'_>, waiting: usize, behind_foreign: bool) -> PyResult<()> {
     let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
     let deadline = Instant::now() + GATE_TIMEOUT;
-    py.detach(|| {
+    interpreter::detached(py, || {
         loop {
             let census = gate.census();
             if census.waiting >= waiting && census.behind_foreign >= usize::from(behind_foreign) {
@@ -182,22 +183,50 @@ pub(crate) fn while_mutex_is_held<'py>(
     function: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let device = device(index)?;
+    while_held(py, |wait| device.allocator.while_locked(wait), function)
+}
+
+/// As `while_mutex_is_held`, with the locks of the extension that are nobody's own: the gate's, those of what
+/// collections freed, of exceptions that were put off, of dropped hooks, and of the history's stream.
+#[pyfunction]
+pub(crate) fn while_locks_are_held<'py>(
+    py: Python<'py>,
+    function: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let gate = &runtime::ready().map_err(PyRuntimeError::new_err)?.gate;
+    let hold = |wait: &dyn Fn()| {
+        stream::while_locked(|| {
+            hook::while_locked(|| {
+                interrupts::while_locked(|| cycles::while_locked(|| gate.while_locked(wait)));
+            });
+        });
+        Ok(())
+    };
+    while_held(py, hold, function)
+}
+
+/// Calls `function` while a native thread runs `hold`, which waits with some lock held.
+fn while_held<'py>(
+    py: Python<'py>,
+    hold: impl FnOnce(&dyn Fn()) -> Result<(), FlexError> + Send + 'static,
+    function: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
     let (held, is_held) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let holder = thread::Builder::new().spawn(move || {
-        device.allocator.while_locked(|| {
+        hold(&|| {
             let _ = held.send(());
             let _ = released.recv();
         })
     })?;
-    py.detach(move || is_held.recv())
-        .map_err(|_| PyRuntimeError::new_err("the thread ended without the mutex"))?;
+    interpreter::detached(py, move || is_held.recv())
+        .map_err(|_| PyRuntimeError::new_err("the thread ended without the lock"))?;
     let result = function.call0();
     if is_forked() {
         return result; // The holder is the parent's.
     }
     drop(release);
-    let ended = py.detach(|| holder.join());
+    let ended = interpreter::detached(py, || holder.join());
     ended
         .map_err(|_| PyRuntimeError::new_err("the thread panicked"))?
         .map_err(|_| PyRuntimeError::new_err("the process was forked"))?;
@@ -213,7 +242,11 @@ pub(crate) fn enable_stacks(py: Python<'_>) -> PyResult<()> {
 /// The site of the caller's stack, taken detached as in an operator of torch's, or attached.
 #[pyfunction]
 pub(crate) fn capture_stack(py: Python<'_>, attached: bool) -> u32 {
-    if attached { interpreter::stacks::capture() } else { py.detach(interpreter::stacks::capture) }
+    if attached {
+        interpreter::stacks::capture()
+    } else {
+        interpreter::detached(py, interpreter::stacks::capture)
+    }
 }
 
 /// The frames of a site, innermost first: file, function, line.
@@ -226,7 +259,7 @@ pub(crate) fn stack_frames(site: u32) -> Vec<(String, String, u32)> {
 /// Nanoseconds for each of `count` captures of the caller's stack, taken detached.
 #[pyfunction]
 pub(crate) fn time_captures(py: Python<'_>, count: u32) -> f64 {
-    py.detach(|| {
+    interpreter::detached(py, || {
         let began = Instant::now();
         for _ in 0..count {
             std::hint::black_box(interpreter::stacks::capture());

@@ -7,7 +7,7 @@
 //! [`parked`]: before 3.14 CPython ends threads that wait for the interpreter at exit by unwinding them, which
 //! would abort in Rust frames. A parked thread instead stays where it is, holding nothing.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -33,6 +33,8 @@ unsafe extern "C-unwind" {
     fn PyInterpreterState_Get() -> Interpreter;
     fn PyInterpreterState_GetID(interpreter: Interpreter) -> i64;
     fn PyObject_CallObject(callable: Object, arguments: Object) -> Object;
+    fn PyObject_GetAttrString(object: Object, name: *const c_char) -> Object;
+    fn PyException_SetTraceback(error: Object, traceback: Object) -> c_int;
     fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
     fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
     fn PyErr_NormalizeException(kind: *mut Object, value: *mut Object, traceback: *mut Object);
@@ -40,10 +42,12 @@ unsafe extern "C-unwind" {
     fn PyErr_Clear();
     fn PyErr_ExceptionMatches(kind: Object) -> c_int;
     fn PyErr_Occurred() -> Object;
+    fn PyThreadState_SetAsyncExc(thread: c_ulong, kind: Object) -> c_int;
     fn PyLong_AsLong(number: Object) -> c_long;
     fn PyGC_IsEnabled() -> c_int;
     fn PyGC_Disable() -> c_int;
     fn PyGC_Enable() -> c_int;
+    fn PyList_New(length: isize) -> Object;
     fn PyList_Size(list: Object) -> isize;
     fn PyList_GetItem(list: Object, index: isize) -> Object;
     fn PyList_Append(list: Object, item: Object) -> c_int;
@@ -75,7 +79,7 @@ unsafe impl Sync for Symbols {}
 static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
 
 /// 3.12.0 as `Py_Version` says it.
-const VERSION_3_12: std::ffi::c_ulong = 0x030c_0000;
+const VERSION_3_12: c_ulong = 0x030c_0000;
 
 fn lookup(names: &[&CStr]) -> Option<*mut c_void> {
     names.iter().find_map(|name| {
@@ -208,25 +212,87 @@ pub(super) fn detach() -> ThreadState {
 }
 
 /// Calls a function of `sys` that lists all threads, such as `sys._current_frames`: it takes the lock of CPython's
-/// list of threads, which a native thread may extend at any time, without the GIL. Before 3.12 a collection that begins
-/// inside such a function may deadlock or crash, so the collector is off meanwhile. Later ones begin between bytecodes
-/// only; and without a GIL other threads would see the collector off. Returns a new reference, or null.
+/// list of threads, which a native thread may extend at any time, without the GIL. A collection that begins inside such
+/// a function may deadlock or crash. Returns a new reference, or null.
 ///
 /// # Safety
 /// The calling thread is attached and has no pending exception; `function` is a live object.
 pub(super) unsafe fn list_threads(function: Object) -> Object {
-    // SAFETY: the caller's contract. The function runs no Python code, so nobody sees the collector off.
-    parked(|| unsafe {
-        let was_enabled = symbols().collects_anywhere && PyGC_Disable() != 0;
-        let list = PyObject_CallObject(function, ptr::null_mut());
-        if was_enabled {
-            PyGC_Enable();
-        }
-        if list.is_null() {
-            PyErr_Clear();
-        }
-        list
+    uncollected(|| {
+        // SAFETY: the caller's contract.
+        parked(|| unsafe {
+            let list = PyObject_CallObject(function, ptr::null_mut());
+            if list.is_null() {
+                PyErr_Clear();
+            }
+            list
+        })
     })
+}
+
+/// Runs what makes Python objects, but no Python code, with no collection in its middle: before 3.12 one begins
+/// wherever objects are made, and runs finalizers there. At exit those may be unwound, and PyO3's functions must not.
+/// The calling thread is attached, and stays so: with a GIL nobody sees the collector off.
+pub(crate) fn uncollected<R>(body: impl FnOnce() -> R) -> R {
+    struct Enable(bool);
+    impl Drop for Enable {
+        fn drop(&mut self) {
+            if self.0 {
+                // SAFETY: attached, as it was before.
+                unsafe { PyGC_Enable() };
+            }
+        }
+    }
+    // SAFETY: attached.
+    let _enable = Enable(symbols().collects_anywhere && unsafe { PyGC_Disable() } != 0);
+    body()
+}
+
+/// A reference of ours. To give it up may run Python code, as PyO3's own must not.
+pub(super) struct Owned(Object);
+
+impl Owned {
+    /// A new list of these objects; `None` if there is no memory for it. The calling thread is attached.
+    ///
+    /// # Safety
+    /// The objects are alive.
+    pub(super) unsafe fn list(objects: &[Object]) -> Option<Owned> {
+        // SAFETY: the caller's contract; what is appended is kept alive by the list.
+        uncollected(|| unsafe {
+            let list = Owned::new(PyList_New(0))?;
+            for object in objects {
+                if PyList_Append(list.0, *object) != 0 {
+                    PyErr_Clear();
+                    return None;
+                }
+            }
+            Some(list)
+        })
+    }
+
+    /// A new reference, or null with an exception pending.
+    ///
+    /// # Safety
+    /// It is the caller's, who is attached.
+    pub(super) unsafe fn new(object: Object) -> Option<Owned> {
+        if object.is_null() {
+            // SAFETY: attached.
+            unsafe { PyErr_Clear() };
+            return None;
+        }
+        Some(Owned(object))
+    }
+
+    pub(super) fn as_ptr(&self) -> Object {
+        self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours; whoever made it is attached as long as it has it.
+        unsafe { release(self.0) };
+    }
 }
 
 /// Gives up a reference. The calling thread is attached.
@@ -236,6 +302,36 @@ pub(super) unsafe fn list_threads(function: Object) -> Object {
 pub(super) unsafe fn release(object: Object) {
     // SAFETY: the caller's contract.
     parked(|| unsafe { Py_DecRef(object) });
+}
+
+/// Has a frame that has ended drop what it refers to. The calling thread is attached and has no pending exception.
+///
+/// # Safety
+/// `frame` is a live frame.
+pub(super) unsafe fn clear_frame(frame: Object) {
+    // SAFETY: the caller's contract. One that has not ended raises, and keeps what it has.
+    parked(|| unsafe {
+        let Some(clear) = Owned::new(PyObject_GetAttrString(frame, c"clear".as_ptr())) else { return };
+        drop(Owned::new(PyObject_CallObject(clear.as_ptr(), ptr::null_mut())));
+    });
+}
+
+/// Replaces the traceback of an exception; `None` is none. The calling thread is attached.
+///
+/// # Safety
+/// `error` is a live exception and `traceback` a live traceback or None.
+pub(super) unsafe fn set_traceback(error: Object, traceback: Object) {
+    // SAFETY: the caller's contract.
+    parked(|| unsafe { PyException_SetTraceback(error, traceback) });
+}
+
+/// Has a thread raise an exception of a class as soon as it runs Python code again. The calling thread is attached.
+///
+/// # Safety
+/// `class` is a live class of exceptions.
+pub(super) unsafe fn send_exception(thread: u64, class: Object) {
+    // SAFETY: the caller's contract. A thread that has ended is none, and one that was sent before is replaced.
+    parked(|| unsafe { PyThreadState_SetAsyncExc(thread as c_ulong, class) });
 }
 
 /// A pending exception, taken away while other Python code runs and put back afterwards.
@@ -286,8 +382,8 @@ pub(super) enum Ended<T> {
     Returned(T),
     /// It raised, which has been reported as unraisable.
     Raised,
-    /// It raised KeyboardInterrupt, or a function of ours met an exception of the program's, which has been put off:
-    /// the Python code that still runs would swallow it. See [`interrupts`].
+    /// It raised KeyboardInterrupt, or a function of ours met an exception of the program's, which has been kept: the
+    /// Python code that still runs would swallow it. See [`interrupts`].
     Interrupted,
     /// This process is a child that it forked.
     Forked,
@@ -337,6 +433,7 @@ unsafe fn call_with<T>(callable: Object, arguments: Object, take: impl FnOnce(Ob
     parked(|| unsafe {
         if PyErr_ExceptionMatches(pyo3::ffi::PyExc_KeyboardInterrupt) != 0 {
             PyErr_Clear();
+            interrupts::keep_interrupt();
             return Ended::Interrupted;
         }
         PyErr_WriteUnraisable(callable);

@@ -77,7 +77,8 @@ pub(super) fn hints(py: Python<'_>, device: u32) -> Hints {
 
 fn tracebacks(py: Python<'_>, device: u32, hints: &mut Hints) {
     let Some(finder) = TRACEBACK_FINDER.get() else { return };
-    let Ok(arguments) = (device, TIMEOUT.as_secs_f64()).into_pyobject(py) else { return };
+    let arguments = ffi::uncollected(|| (device, TIMEOUT.as_secs_f64()).into_pyobject(py));
+    let Ok(arguments) = arguments else { return };
     // SAFETY: attached; both objects are alive, and the result is a new reference.
     let found = unsafe {
         match ffi::call_own(finder.as_ptr(), arguments.as_ptr()) {

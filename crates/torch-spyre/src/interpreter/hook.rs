@@ -81,7 +81,7 @@ impl PressureHook for PythonHook {
         let pending = PendingException::take();
         // SAFETY: the gate calls hooks attached.
         let py = unsafe { Python::assume_attached() };
-        let ended = match (PressureEvent::from(event),).into_pyobject(py) {
+        let ended = match ffi::uncollected(|| (PressureEvent::from(event),).into_pyobject(py)) {
             // SAFETY: attached; both objects are live.
             Ok(arguments) => unsafe {
                 let arguments = arguments.into_any().into_ptr();
@@ -114,6 +114,12 @@ impl Drop for PythonHook {
             DROPPED.lock().unwrap_or_else(PoisonError::into_inner).push(function);
         }
     }
+}
+
+/// Runs `body` with the lock held, for tests of what a forked child does then.
+pub(crate) fn while_locked(body: impl FnOnce()) {
+    let _dropped = DROPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    body();
 }
 
 /// Gives up functions whose hooks are gone. Nothing in a forked child, where the lock may be held for ever.

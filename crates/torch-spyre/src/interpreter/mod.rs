@@ -32,6 +32,7 @@ use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+pub(crate) use ffi::uncollected;
 use ffi::{Ended, PendingException, ThreadState};
 use observer::Observer;
 
@@ -107,6 +108,19 @@ pub(crate) fn while_attached<R>(_proof: &Unlocked<'_>, body: impl FnOnce(Python<
     }
     // SAFETY: just asked of CPython itself.
     Some(ffi::parked(|| body(unsafe { Python::assume_attached() })))
+}
+
+/// Runs `body`, which may wait and uses no Python, with the calling thread detached, as `Python::detach` does. That
+/// attaches with a call that must not be unwound, as it would be at exit on a daemon thread.
+pub(crate) fn detached<R>(_py: Python<'_>, body: impl FnOnce() -> R) -> R {
+    struct Attach(ThreadState);
+    impl Drop for Attach {
+        fn drop(&mut self) {
+            ffi::attach(self.0);
+        }
+    }
+    let _attach = Attach(ffi::detach());
+    body()
 }
 
 thread_local! {
@@ -221,14 +235,8 @@ impl Reclaimer for PythonReclaimer {
     }
 
     fn detached(&self, _proof: &Unlocked<'_>, body: &mut dyn FnMut()) {
-        struct Attach(ThreadState);
-        impl Drop for Attach {
-            fn drop(&mut self) {
-                ffi::attach(self.0);
-            }
-        }
-        let _attach = Attach(ffi::detach());
-        body();
+        // SAFETY: attached, by the contract.
+        detached(unsafe { Python::assume_attached() }, body);
     }
 
     fn attached(&self, _proof: &Unlocked<'_>, thread: ThreadToken, body: &mut dyn FnMut()) {

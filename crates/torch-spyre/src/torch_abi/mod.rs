@@ -10,6 +10,7 @@ use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use flex::FlexError;
+use flex::fork::is_forked;
 
 use crate::message;
 use crate::runtime::{self, DeviceMemory, FORKED, runtime};
@@ -101,6 +102,12 @@ fn write_message(message: &Message, text: &str) {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), message.text, length);
         *message.text.add(length) = 0;
     }
+}
+
+/// Whether the process is a forked child, which may find any lock held for ever.
+#[unsafe(no_mangle)]
+extern "C" fn spyre_rs_is_forked() -> bool {
+    is_forked()
 }
 
 /// Number of devices; 0 before initialisation.

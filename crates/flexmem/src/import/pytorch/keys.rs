@@ -74,6 +74,7 @@ keys! {
     RECLAIMED_BYTES = "reclaimed_bytes",
     YOUNG_COLLECTIONS = "young_collections",
     FULL_COLLECTIONS = "full_collections",
+    FOR_DEVICE = "for_device",
     LOST_EVENTS = "lost_events",
 }
 

@@ -59,6 +59,8 @@ pub(super) struct PressureKeys {
     pub(super) rescued: bool,
     pub(super) tried_young: bool,
     pub(super) tried_full: bool,
+    /// The device whose request a collection ran for; snapshots of version 0.1 do not tell.
+    pub(super) for_device: Option<u64>,
 }
 
 impl PressureKeys {
@@ -72,6 +74,7 @@ impl PressureKeys {
             rescued: entries.find(keys::OUTCOME) == Some(Value::Text(keys::RESCUED)),
             tried_young: number(keys::YOUNG_COLLECTIONS)? > 0,
             tried_full: number(keys::FULL_COLLECTIONS)? > 0,
+            for_device: entries.optional(keys::FOR_DEVICE)?,
         })
     }
 }

@@ -141,15 +141,19 @@ impl Timelines {
                 objects: keys.objects,
                 reclaimed_bytes: raw.size_bytes,
                 duration_ns: keys.duration_ns,
-                pressure: self.collected_for(device, raw.thread),
+                pressure: self.collected_for(device, raw),
             },
         }
     }
 
-    /// The pressure event that a collection on this thread was for: the thread's own. The collector thread of `spyre`
-    /// has none: then it was for the only one of the device, and where there are several nobody knows for which.
-    fn collected_for(&self, device: u32, thread: Option<u64>) -> Option<u64> {
-        let own = self.under_pressure.get(&(device, thread));
+    /// The pressure event that a collection was for: its thread's on this device. Snapshots that do not say for which
+    /// device it ran name the thread that it ran on. If that has none, it was for the only one of the device, and where
+    /// there are several nobody knows for which.
+    fn collected_for(&self, device: u32, raw: &RawEvent) -> Option<u64> {
+        let own = self.under_pressure.get(&(device, raw.thread));
+        if raw.pressure.for_device.is_some() {
+            return own.copied();
+        }
         let mut all = self.under_pressure.iter().filter(|((other, _), _)| *other == device);
         let only = all.next().filter(|_| all.next().is_none());
         own.or(only.map(|(_, number)| number)).copied()
@@ -242,15 +246,26 @@ mod tests {
     use crate::import::pickle::Text;
     use crate::import::pytorch::shapes::PressureKeys;
 
-    fn collected_for(timelines: &mut Timelines, device: u32, thread: u64) -> Option<u64> {
-        let Action::Collected { pressure, .. } = pressure(timelines, device, thread, keys::GC_COLLECT) else {
+    fn collected_for(
+        timelines: &mut Timelines,
+        device: u32,
+        thread: u64,
+        for_device: Option<u64>,
+    ) -> Option<u64> {
+        let mut event = event(thread, keys::GC_COLLECT);
+        event.pressure.for_device = for_device;
+        let Action::Collected { pressure, .. } = timelines.pressure(device, &event) else {
             panic!("it stays a collection");
         };
         pressure
     }
 
-    fn pressure(timelines: &mut Timelines, device: u32, thread: u64, action: Text) -> Action {
-        let event = RawEvent {
+    fn pressure(timelines: &mut Timelines, device: u32, thread: u64, action: Text) {
+        timelines.pressure(device, &event(thread, action));
+    }
+
+    fn event(thread: u64, action: Text) -> RawEvent {
+        RawEvent {
             action,
             address: 0,
             size_bytes: 8,
@@ -262,8 +277,7 @@ mod tests {
             largest_free_bytes: None,
             pressure: PressureKeys::default(),
             stack: None,
-        };
-        timelines.pressure(device, &event)
+        }
     }
 
     #[test]
@@ -271,10 +285,16 @@ mod tests {
         let mut timelines = Timelines::new();
         pressure(&mut timelines, 0, 1, keys::PRESSURE_BEGIN);
         pressure(&mut timelines, 1, 2, keys::PRESSURE_BEGIN);
-        assert_eq!(collected_for(&mut timelines, 0, 99), Some(1));
-        assert_eq!(collected_for(&mut timelines, 1, 99), Some(2));
+        assert_eq!(collected_for(&mut timelines, 0, 99, None), Some(1));
+        assert_eq!(collected_for(&mut timelines, 1, 99, None), Some(2));
+        assert_eq!(collected_for(&mut timelines, 1, 2, Some(1)), Some(2));
+        assert_eq!(
+            collected_for(&mut timelines, 0, 2, Some(1)),
+            None,
+            "what it freed here, it freed for the other"
+        );
         pressure(&mut timelines, 0, 3, keys::PRESSURE_BEGIN);
-        assert_eq!(collected_for(&mut timelines, 0, 3), Some(3));
-        assert_eq!(collected_for(&mut timelines, 0, 99), None, "one of two");
+        assert_eq!(collected_for(&mut timelines, 0, 3, None), Some(3));
+        assert_eq!(collected_for(&mut timelines, 0, 99, None), None, "one of two");
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flex::AllocatorOptions;
+use flex::fork::is_forked;
 use flex::pressure::SharedCallback;
 use flex_sim::RegionIdScheme;
 use pyo3::exceptions::PyTypeError;
@@ -107,6 +108,9 @@ impl FlexAllocator {
             let callback: SharedCallback = Arc::new(PythonCallback { slot: Arc::clone(&self.slot) });
             callback
         });
+        if is_forked() {
+            return Err(exception(py, flex::FlexError::Forked)); // The lock below may be held for ever.
+        }
         let replaced = {
             let _setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
             self.allocator.set_memory_pressure_callback(callback).map(|_| self.slot.replace(function))

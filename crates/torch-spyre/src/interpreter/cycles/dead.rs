@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyTuple;
 
-use super::super::ffi::{self, Ended, Object};
+use super::super::ffi::{self, Ended, Object, Owned};
 use super::super::frozen;
 use super::super::stopped_world;
 use super::graph::References;
@@ -40,11 +40,13 @@ pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> 
     // SAFETY: attached; the list keeps its items alive.
     let objects = unsafe { ffi::list_items(all.as_ptr()) };
     let references = references(py, collector.free_threaded, &objects, deadline)?;
-    find_among(py, device, explainer, all, &objects, references)
+    let reachable = references.reachable();
+    let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
+    let found = explain(explainer, all, &objects, &dead, &references, false)?;
+    Some(weigh(found, device))
 }
 
-/// As [`find`], among the `count` frozen objects, which the collector does not look at. What other garbage refers to
-/// counts as alive.
+/// As [`find`], what only garbage holds of which the collector does not look at all objects, since `count` are frozen.
 pub(in crate::interpreter) fn find_frozen(
     py: Python<'_>,
     device: &DeviceMemory,
@@ -56,19 +58,19 @@ pub(in crate::interpreter) fn find_frozen(
         return None;
     }
     let deadline = Instant::now() + timeout;
-    let kept = PyList::empty(py);
-    let objects = frozen::objects(py, count)?;
-    let tensor = explainer.tensor.as_ptr();
-    // SAFETY: attached; the objects are alive, and the other is a type.
-    if !objects.iter().any(|object| unsafe { ffi::is_instance(*object, tensor) }) {
-        return Some(Dead { bytes: 0, holdings: Vec::new() });
-    }
-    for object in &objects {
-        // SAFETY: attached, and alive: no Python code has run since they were listed, and appending runs none.
-        kept.append(unsafe { Bound::from_borrowed_ptr(py, *object) }).ok()?;
-    }
+    // What was made since may be part of it, such as the dictionary of a frozen object, and hold it together.
+    let others = collector.all_objects(py)?;
+    // SAFETY: attached; the list keeps its items alive.
+    let mut objects = unsafe { ffi::list_items(others.as_ptr()) };
+    let first_frozen = objects.len() as u32;
+    objects.extend(frozen::objects(py, count)?);
+    // SAFETY: attached. They are alive: no Python code has run since they were listed, and to make a list runs none.
+    let all = unsafe { Owned::list(&objects) }?;
+    drop(others);
     let references = references(py, false, &objects, deadline)?;
-    find_among(py, device, explainer, kept.into_any(), &objects, references)
+    let kept = references.kept_by_frozen(first_frozen);
+    let found = explain(explainer, all, &objects, &kept, &references, true)?;
+    Some(weigh(found, device))
 }
 
 /// What refers to what among the objects of a list, at one moment.
@@ -87,25 +89,22 @@ fn references(
     if free_threaded { stopped_world::run(py, look).flatten() } else { look() }
 }
 
-/// What is dead among the objects of a list: those that only others of them refer to.
-fn find_among<'py>(
-    py: Python<'py>,
-    device: &DeviceMemory,
+/// Who holds which device memory among the objects with these numbers, of a list that is given up. `frozen` as in
+/// [`Explainer::explain_graph`].
+fn explain(
     explainer: &Explainer,
-    list: Bound<'py, PyAny>,
+    list: Owned,
     objects: &[Object],
-    references: References,
-) -> Option<Dead> {
-    let reachable = references.reachable();
-    let dead: Vec<u32> = (0..objects.len() as u32).filter(|number| !reachable[*number as usize]).collect();
-    let graph = references.graph(&dead);
-    drop(references);
-    // SAFETY: attached; the items are alive.
-    let items = dead.iter().map(|number| unsafe { Bound::from_borrowed_ptr(py, objects[*number as usize]) });
-    let dead = PyList::new(py, items.collect::<Vec<_>>()).ok()?;
+    numbers: &[u32],
+    references: &References,
+    frozen: bool,
+) -> Option<Explained> {
+    let graph = references.graph(numbers);
+    let chosen: Vec<Object> = numbers.iter().map(|number| objects[*number as usize]).collect();
+    // SAFETY: attached; the first list keeps the objects alive until they are in the second.
+    let chosen = unsafe { Owned::list(&chosen) }?;
     drop(list);
-    let explained = explainer.explain_graph(py, dead.as_any(), graph)?;
-    Some(weigh(explained, device))
+    explainer.explain_graph(chosen.as_ptr(), graph, frozen)
 }
 
 /// How long an out-of-memory error is kept waiting for [`hint`].
@@ -131,11 +130,11 @@ pub(in crate::interpreter) fn hint(py: Python<'_>, device: u32) -> Option<Arc<st
 
 impl Collector {
     /// What the collector looks at, in a new list. The calling thread is attached and has no pending exception.
-    fn all_objects<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+    fn all_objects(&self, py: Python<'_>) -> Option<Owned> {
         // SAFETY: attached; the function is alive, and its result a new reference.
         unsafe {
             match ffi::call_for_object(self.get_objects.as_ptr(), PyTuple::empty(py).as_ptr()) {
-                Ended::Returned(list) => Some(Bound::from_owned_ptr(py, list)),
+                Ended::Returned(list) => Owned::new(list),
                 _ => None,
             }
         }

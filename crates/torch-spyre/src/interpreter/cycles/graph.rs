@@ -42,6 +42,19 @@ impl Edges {
         self.starts.len() - 1
     }
 
+    /// The nodes that edges lead to from `roots`, these included, but not what was met before.
+    fn followed(&self, roots: Vec<u32>, met: &mut [bool]) -> Vec<u32> {
+        let mut nodes: Vec<u32> =
+            roots.into_iter().filter(|node| !std::mem::replace(&mut met[*node as usize], true)).collect();
+        let mut looked_at = 0;
+        while let Some(&node) = nodes.get(looked_at) {
+            looked_at += 1;
+            let targets = self.of(node).iter().copied();
+            nodes.extend(targets.filter(|target| !std::mem::replace(&mut met[*target as usize], true)));
+        }
+        nodes
+    }
+
     fn reversed(&self) -> Edges {
         let count = self.node_count();
         let mut starts = vec![0_u32; count + 1];
@@ -114,16 +127,24 @@ impl References {
     /// Which objects can be reached from outside of the set: all others only refer to one another. This is how the
     /// collector finds garbage (trial deletion).
     pub(super) fn reachable(&self) -> Vec<bool> {
-        let mut reached: Vec<bool> = self.outside.iter().map(|count| *count > 0).collect();
-        let mut queue: Vec<u32> = (0..reached.len() as u32).filter(|node| reached[*node as usize]).collect();
-        while let Some(node) = queue.pop() {
-            for target in self.edges.of(node) {
-                if !std::mem::replace(&mut reached[*target as usize], true) {
-                    queue.push(*target);
-                }
-            }
-        }
+        let mut reached = vec![false; self.outside.len()];
+        let roots = (0..reached.len() as u32).filter(|node| self.outside[*node as usize] > 0).collect();
+        self.edges.followed(roots, &mut reached);
         reached
+    }
+
+    /// The objects that frozen garbage keeps, where the last of the objects, from this number on, are frozen: dead ones
+    /// that the collector does not free, since it does not look at those, and whose counts do not drop to zero either
+    /// when it has freed the others.
+    pub(super) fn kept_by_frozen(&self, first_frozen: u32) -> Vec<u32> {
+        let mut met = self.reachable();
+        let frozen = (first_frozen..met.len() as u32).filter(|node| !met[*node as usize]).collect();
+        let mut kept = self.edges.followed(frozen, &mut met);
+        kept.sort_unstable();
+        let graph = self.graph(&kept);
+        let cyclic = (0..kept.len() as u32).filter(|node| graph.on_cycle[*node as usize]).collect();
+        let staying = graph.references.followed(cyclic, &mut vec![false; kept.len()]);
+        staying.into_iter().map(|node| kept[node as usize]).collect()
     }
 
     /// The graph of all objects.

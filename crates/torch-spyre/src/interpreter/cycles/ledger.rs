@@ -276,6 +276,12 @@ impl Ledger {
     }
 }
 
+/// Runs `body` with both locks held, for tests of what a forked child does then.
+pub(crate) fn while_locked(body: impl FnOnce()) {
+    let (_ledgers, _current) = (lock(&LEDGERS), lock(&CURRENT));
+    body();
+}
+
 fn with_ledger<R>(device: usize, use_it: impl FnOnce(&mut Ledger) -> R) -> R {
     let mut ledgers = lock(&LEDGERS);
     if ledgers.len() <= device {

@@ -34,7 +34,7 @@ use pyo3::types::{PyList, PyTuple};
 use rustc_hash::FxHashMap;
 
 pub(crate) use graph::ObjectGraph;
-pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset};
+pub(crate) use ledger::{Holder, Holding, Ledger, Record, Sites, Sum, ledger, reset, while_locked};
 
 use super::ffi::{self, Ended, Object};
 use super::interrupts;
@@ -307,30 +307,29 @@ impl Explainer {
     /// `None` if it takes too long.
     fn explain(&self, list: Object) -> Option<Explained> {
         // SAFETY: attached; the list is alive and keeps the objects alive.
-        let (py, objects) = unsafe { (Python::assume_attached(), ffi::list_items(list)) };
+        let objects = unsafe { ffi::list_items(list) };
         if !objects.iter().any(|object| self.is_tensor(*object)) {
             return Some(Explained::default());
         }
         // SAFETY: attached; nothing but the list refers to the objects from outside.
         let references = unsafe { References::among(&objects, 1, Some(Instant::now() + LOOK_TIMEOUT)) }?;
-        let graph = references.into_graph();
-        // SAFETY: attached; the list is alive.
-        self.explain_graph(py, &unsafe { Bound::from_borrowed_ptr(py, list) }, graph)
+        self.explain_graph(list, references.into_graph(), false)
     }
 
-    /// As [`explain`](Self::explain), for objects whose graph is known.
-    fn explain_graph(
-        &self,
-        py: Python<'_>,
-        list: &Bound<'_, PyAny>,
-        graph: ObjectGraph,
-    ) -> Option<Explained> {
+    /// As [`explain`](Self::explain), for objects whose graph is known. `frozen`: garbage that stays what it is only if
+    /// no dictionary is made of its objects, as the way around a cycle would: that is not told then.
+    fn explain_graph(&self, list: Object, graph: ObjectGraph, frozen: bool) -> Option<Explained> {
         // SAFETY: attached; the list is alive and keeps the objects alive.
-        let objects = unsafe { ffi::list_items(list.as_ptr()) };
+        let (py, objects) = unsafe { (Python::assume_attached(), ffi::list_items(list)) };
         let tensors = (0..).zip(&objects).filter(|(_, object)| self.is_tensor(**object));
         let tensors: Vec<u32> = tensors.map(|(number, _)| number).take(MOST_TENSORS).collect();
         let owners = objects.iter().map(|object| !self.is_container(*object)).collect();
-        let arguments = (list, Garbage { graph, owners }, tensors).into_pyobject(py).ok()?;
+        let arguments = ffi::uncollected(|| {
+            // SAFETY: attached; the list is alive.
+            let list = unsafe { Bound::from_borrowed_ptr(py, list) };
+            (list, Garbage { graph, owners }, tensors, frozen).into_pyobject(py)
+        });
+        let arguments = arguments.ok()?;
         // SAFETY: attached; the objects are alive.
         let ended = unsafe { ffi::call_own(self.explain.as_ptr(), arguments.as_ptr()) };
         let answer = match ended {
@@ -343,11 +342,11 @@ impl Explainer {
         };
         // SAFETY: attached, and the result is a new reference.
         let answer = unsafe { Bound::from_owned_ptr(py, answer) };
-        let answer: PyResult<Answer<'_>> = answer.extract();
+        let answer: PyResult<Answer<'_>> = ffi::uncollected(|| answer.extract());
         let report = |error: PyErr| error.write_unraisable(py, None);
         let (storages, holders, made) = answer.map_err(report).ok()?;
         // SAFETY: attached; both lists are alive.
-        unsafe { ffi::extend_list(list.as_ptr(), made.as_ptr()) };
+        unsafe { ffi::extend_list(list, made.as_ptr()) };
         let mut explained = Explained::default();
         explained
             .storages
@@ -385,7 +384,7 @@ impl Explainer {
             let frames = holding.main_site().map_or_else(Vec::new, frames);
             let facts =
                 (device, bytes, cycles, &holder.name, &holder.path, &holder.filename, holder.line, frames);
-            let Ok(arguments) = facts.into_pyobject(py) else { continue };
+            let Ok(arguments) = ffi::uncollected(|| facts.into_pyobject(py)) else { continue };
             // SAFETY: attached; the objects are alive. A warning that is turned into an exception is reported as that.
             let ended = unsafe { ffi::call(self.warn.as_ptr(), arguments.as_ptr()) };
             if ended == Ended::Interrupted {
