@@ -50,18 +50,6 @@ fn a_broken_file_leaves_no_output_and_fails_with_its_name() {
 }
 
 #[test]
-fn an_output_without_a_folder_is_said_to_be_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, output) = (sample_name("complete_trace.pickle"), folder.path().join("missing").join("out"));
-    for command in ["import", "report"] {
-        let found = flexmem(&[command, &file, "-o", output.to_str().unwrap()]);
-        let parent = output.parent().unwrap().display();
-        let expected = format!("flexmem: {}: there is no folder {parent}\n", output.display());
-        assert_eq!((found.status.code(), String::from_utf8(found.stderr).unwrap()), (Some(1), expected));
-    }
-}
-
-#[test]
 fn wrong_arguments_have_a_status_of_their_own() {
     for arguments in [&["info"][..], &["no-such-command"], &["info", "x", "--device-memory", "many"]] {
         assert_eq!(flexmem(arguments).status.code(), Some(2), "{arguments:?}");
@@ -91,18 +79,6 @@ fn arguments_that_do_not_go_together_are_wrong_ones() {
         let output = flexmem(arguments);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         assert_eq!((out(&output), String::from_utf8_lossy(&output.stderr).as_ref()), ("", expected));
-    }
-}
-
-#[test]
-fn a_reader_who_has_seen_enough_is_no_error() {
-    let file = sample_name("complete_trace.pickle");
-    for arguments in [&["info", &file][..], &["info", &file, "--json"], &["report", &file, "--json"]] {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).stdout(writer).output().unwrap();
-        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
     }
 }
 

@@ -1,10 +1,10 @@
 //! `flexmem info`: the answers as text, the most wanted first.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
+use super::output::{print, print_json};
 use super::text::{Lines, count, duration, number, percent, size};
-use super::{Common, open, print_json};
+use super::{Common, open};
 use crate::info::answers::{Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo};
 use crate::info::{Options, info};
 
@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.common.json {
         print_json(&info)?;
     } else {
-        io::stdout().write_all(as_text(&info, arguments.top).as_bytes())?;
+        print(as_text(&info, arguments.top).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
