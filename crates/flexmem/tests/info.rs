@@ -93,7 +93,7 @@ fn whether_history_was_on_and_whole() {
     let with_stacks = TraceFile::import(data("bare_list.pickle").as_slice(), "bare_list").unwrap();
     let with_stacks = info(&mut { with_stacks }, &Options { device_memory_bytes: None, top: 5 }).unwrap();
     assert_eq!(with_stacks.devices[0].history.state, HistoryState::OwnersOnly);
-    assert_eq!(with_stacks.devices[0].holders[0].site.as_deref(), Some("step (train.py:3)"));
+    assert_eq!(with_stacks.devices[0].holders.largest[0].site.as_deref(), Some("step (train.py:3)"));
     assert_eq!(state("expandable_oom_four_devices.pickle"), "0 truncated, 1 whole, 2 whole, 3 never_on");
 }
 

@@ -8,9 +8,10 @@ mod keys;
 mod shapes;
 mod timeline;
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Source};
+use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Remark, Source};
 use flex_trace::{Action, Event, FrameId, Record, StackId, StringId, WriteError, Writer};
 
 use self::shapes::{Segment, Shapes};
@@ -24,6 +25,9 @@ const MAX_TEXT_BYTES: usize = 4 << 10;
 
 /// More devices than any machine has.
 const MAX_DEVICES: usize = 4096;
+
+/// What is impossible is said in words so many times.
+const MAX_REMARKS: usize = 100;
 
 /// The most settings that are kept. PyTorch has some thirty.
 const MAX_SETTINGS: usize = 500;
@@ -39,7 +43,7 @@ pub(super) fn import<R: Read, W: Write>(
     let mut shapes = Shapes::new(&mut timelines);
     let root = pickle::read(&mut input, &mut heap, &mut shapes)?;
     let contents = Contents::take(root, &mut heap, &mut shapes).map_err(|fault| input.fault(fault))?;
-    let Shapes { frames, stacks, annotations, .. } = shapes;
+    let Shapes { frames, stacks, annotations, remarks, .. } = shapes;
     timelines.finish(&contents.segments);
 
     let kind = "PyTorch snapshot";
@@ -64,6 +68,7 @@ pub(super) fn import<R: Read, W: Write>(
         output.write(&Record::Stack { id: StackId(index as u32), frames: (&**stack).into() })?;
     }
     output.devices(&timelines)?;
+    output.remarks(&remarks)?;
     for &name in &timelines.other_actions {
         output.text(pickle::Text(name))?;
     }
@@ -215,12 +220,35 @@ impl<W: Write> Output<'_, W> {
                 let stack = block.stack.map(StackId);
                 self.write(&Record::Event(Event { stack, ..Event::new(device, action) }))?;
             }
+            if let Some(odd) = timeline.first_odd {
+                let events = timeline.odd_events;
+                let others =
+                    if events == 1 { "1 event is".to_owned() } else { format!("{events} events are") };
+                self.impossible(device, &format!("{others} left out: of the first, {odd}"))?;
+            }
             if timeline.lost_events > 0 {
                 let lost = Action::Lost { events: timeline.lost_events };
                 self.write(&Record::Event(Event::new(device, lost)))?;
             }
         }
         Ok(())
+    }
+
+    /// What is impossible: the first of it in words, since a damaged file may have much of the same.
+    fn remarks(&mut self, remarks: &[shapes::Remark]) -> Result<(), WriteError> {
+        for remark in remarks.iter().take(MAX_REMARKS) {
+            self.impossible(remark.device, &remark.text)?;
+        }
+        let mut others: BTreeMap<u32, u64> = BTreeMap::new();
+        remarks.iter().skip(MAX_REMARKS).for_each(|remark| *others.entry(remark.device).or_default() += 1);
+        for (device, segments) in others {
+            self.impossible(device, &format!("so it is with {segments} more of its segments"))?;
+        }
+        Ok(())
+    }
+
+    fn impossible(&mut self, device: u32, text: &str) -> Result<(), WriteError> {
+        self.write(&Record::Remark(Remark { device: Some(device), impossible: true, text }))
     }
 
     fn annotations(&mut self, annotations: &[shapes::Annotation]) -> Result<(), WriteError> {

@@ -1,13 +1,16 @@
 //! Recognises what a snapshot consists of, while the pickle is read: frames, events, blocks, segments.
 //!
 //! Each becomes something small: a frame and a stack a number, since most are there many times; an event goes on to its
-//! device's timeline when the list of that device takes it. What is not recognised stays as it is.
+//! device's timeline when the list of that device takes it. What is not recognised stays as it is. What contradicts
+//! itself becomes a remark, and the rest is read on.
+
+use std::cell::Cell;
 
 use flex_trace::record::BlockState;
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
 
-use super::keys::{self, Entries};
+use super::keys::{self, Entries, Odd};
 use super::timeline::Timelines;
 use crate::import::pickle::{Fault, Heap, Object, Place, Text, Value, Visitor};
 
@@ -47,6 +50,7 @@ pub(super) struct RawEvent {
     pub(super) largest_free_bytes: Option<u64>,
     pub(super) pressure: PressureKeys,
     pub(super) stack: Option<u32>,
+    pub(super) odd: Option<Odd>,
 }
 
 /// What snapshots of `spyre` tell of memory pressure and of collections.
@@ -84,6 +88,7 @@ pub(super) struct Block {
     pub(super) requested_bytes: u64,
     pub(super) state: BlockState,
     pub(super) stack: Option<u32>,
+    odd: Option<Odd>,
 }
 
 /// Memory taken from the device.
@@ -100,6 +105,8 @@ pub(super) struct Segment {
     pub(super) active_bytes: Option<u64>,
     pub(super) stack: Option<u32>,
     pub(super) blocks: Vec<Block>,
+    /// There is no such place.
+    is_nowhere: bool,
 }
 
 /// Who had a block, in snapshots of 2022: the newest entry of its history.
@@ -116,6 +123,13 @@ pub(super) struct Annotation {
     pub(super) name: Text,
     pub(super) begins: bool,
     pub(super) time_ns: Option<u64>,
+}
+
+/// What is impossible about a device.
+#[derive(Debug)]
+pub(super) struct Remark {
+    pub(super) device: u32,
+    pub(super) text: String,
 }
 
 /// Things that the pickle still refers to, by number; numbers are used again.
@@ -152,6 +166,7 @@ pub(super) struct Shapes<'t> {
     pub(super) frames: IndexSet<Frame, RandomState>,
     pub(super) stacks: IndexSet<Box<[u32]>, RandomState>,
     pub(super) annotations: Vec<Annotation>,
+    pub(super) remarks: Vec<Remark>,
     timelines: &'t mut Timelines,
     events: Held<RawEvent>,
     blocks: Held<Block>,
@@ -165,6 +180,7 @@ impl<'t> Shapes<'t> {
             frames: IndexSet::default(),
             stacks: IndexSet::default(),
             annotations: Vec::new(),
+            remarks: Vec::new(),
             timelines,
             events: Held::default(),
             blocks: Held::default(),
@@ -181,7 +197,8 @@ impl<'t> Shapes<'t> {
             }
             other => Err(unlike("a segment with its blocks", other)),
         };
-        items.iter().map(segment).collect()
+        let segments: Result<Vec<_>, _> = items.iter().map(segment).collect();
+        Ok(segments?.into_iter().filter(|segment| !segment.is_nowhere).collect())
     }
 
     /// Events that stayed in their list, since it was not clear whose it was.
@@ -207,7 +224,8 @@ impl<'t> Shapes<'t> {
         let numbers = self.timelines.devices.len();
         for (device, &history) in histories.iter().take(numbers).enumerate() {
             let Value::Dict(dict) = history else { continue };
-            let entries = Entries { what: "a device's history", entries: heap.dict(dict)? };
+            let odd = Cell::new(None);
+            let entries = Entries { what: "a device's history", entries: heap.dict(dict)?, odd: &odd };
             let lost_events = entries.optional(keys::LOST_EVENTS)?.unwrap_or(0);
             self.timelines.devices.entry(device_number(device)?).or_default().lost_events = lost_events;
         }
@@ -251,16 +269,16 @@ impl<'t> Shapes<'t> {
     fn event(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let action = entries.text(keys::ACTION)?;
         let address = entries.optional(keys::ADDR)?;
-        if address.is_none() && action != keys::OOM {
+        if address.is_none() && entries.find(keys::ADDR).is_none() && action != keys::OOM {
             return Err(entries.wrong(keys::ADDR, "an address", "nothing"));
         }
         let event = RawEvent {
             action,
             address: address.unwrap_or(0),
             size_bytes: entries.number(keys::SIZE)?,
-            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
-            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
-            thread: entries.optional(keys::THREAD_ID).ok().flatten(),
+            stream: entries.identity(keys::STREAM).unwrap_or(0),
+            time_ns: entries.identity(keys::TIME_US).and_then(|time_us| time_us.checked_mul(1000)),
+            thread: entries.identity(keys::THREAD_ID),
             rounded_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
             device_free_bytes: entries.optional(keys::DEVICE_FREE)?,
             largest_free_bytes: entries.optional(keys::LARGEST_FREE)?,
@@ -269,12 +287,16 @@ impl<'t> Shapes<'t> {
                 _ => PressureKeys::default(),
             },
             stack: self.stack(entries, heap)?,
+            odd: entries.odd.get(),
         };
         Ok(self.events.put(kind::EVENT, event))
     }
 
     fn owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let requested_bytes = entries.number(keys::REAL_SIZE)?;
+        if let Some(odd) = entries.odd.get() {
+            return Err(Fault::Contents(format!("a block's history: {odd}")));
+        }
         let stack = self.stack(entries, heap)?;
         Ok(self.owners.put(kind::OWNER, Owner { requested_bytes, stack }))
     }
@@ -300,6 +322,7 @@ impl<'t> Shapes<'t> {
                 .unwrap_or(size_bytes),
             state,
             stack: self.stack(entries, heap)?.or(owner.and_then(|owner| owner.stack)),
+            odd: entries.odd.get(),
         };
         Ok(self.blocks.put(kind::BLOCK, block))
     }
@@ -325,11 +348,14 @@ impl<'t> Shapes<'t> {
             }
             other => return Err(entries.wrong(keys::BLOCKS, "a list", other.map_or("nothing", Value::kind))),
         };
-        let segment = Segment {
-            device: device_number(entries.number(keys::DEVICE)?)?,
+        let device = entries.identity(keys::DEVICE);
+        let found = entries.find(keys::DEVICE).map_or("nothing", Value::kind);
+        let device = device.ok_or_else(|| entries.wrong(keys::DEVICE, "the number of a device", found))?;
+        let mut segment = Segment {
+            device: device_number(device)?,
             address: entries.number(keys::ADDRESS)?,
             size_bytes: entries.number(keys::TOTAL_SIZE)?,
-            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
+            stream: entries.identity(keys::STREAM).unwrap_or(0),
             pool: pool(entries, heap)?,
             small: entries.find(keys::SEGMENT_TYPE) == Some(Value::Text(keys::SMALL)),
             expandable: entries.flag(keys::IS_EXPANDABLE),
@@ -337,8 +363,10 @@ impl<'t> Shapes<'t> {
             active_bytes: entries.optional(keys::ACTIVE_SIZE)?,
             stack: self.stack(entries, heap)?,
             blocks,
+            is_nowhere: false,
         };
-        check(&segment)?;
+        let device = segment.device;
+        self.remarks.extend(segment.settle(entries.odd.get()).map(|text| Remark { device, text }));
         Ok(self.segments.put(kind::SEGMENT, segment))
     }
 
@@ -354,10 +382,10 @@ impl<'t> Shapes<'t> {
 
     fn annotation(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
         self.annotations.push(Annotation {
-            device: device_number(entries.optional(keys::DEVICE)?.unwrap_or(0))?,
+            device: device_number(entries.identity(keys::DEVICE).unwrap_or(0))?,
             name: entries.text(keys::NAME)?,
             begins: entries.text(keys::STAGE)? == keys::START,
-            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
+            time_ns: entries.identity(keys::TIME_US).and_then(|time_us| time_us.checked_mul(1000)),
         });
         Ok(Value::Object(Object { kind: kind::ANNOTATION, index: 0 }))
     }
@@ -366,7 +394,8 @@ impl<'t> Shapes<'t> {
 impl Visitor for Shapes<'_> {
     fn dict(&mut self, entries: &[(Value, Value)], heap: &mut Heap) -> Result<Option<Value>, Fault> {
         let has = |key: Text| entries.iter().any(|&(found, _)| found == Value::Text(key));
-        let named = |what: &'static str| Entries { what, entries };
+        let odd = Cell::new(None);
+        let named = |what: &'static str| Entries { what, entries, odd: &odd };
         let value = if has(keys::FILENAME) {
             self.frame(named("a frame"))
         } else if has(keys::ACTION) {
@@ -425,22 +454,47 @@ fn pool(entries: Entries<'_>, heap: &Heap) -> Result<(u64, u64), Fault> {
     }
 }
 
-/// Blocks lie one behind the other and fill their segment. Old snapshots give them no address.
-fn check(segment: &Segment) -> Result<(), Fault> {
-    let mut end = Some(segment.address);
-    for block in &segment.blocks {
-        if block.address.is_some() && block.address != end {
-            let fault = format!(
-                "the blocks of the segment at {:#x} do not lie one behind the other",
-                segment.address
-            );
-            return Err(Fault::Contents(fault));
+impl Segment {
+    /// Sees that the blocks lie one behind the other and fill the segment, and leaves out what does not. What is
+    /// impossible about it, if anything is. Old snapshots give blocks no address.
+    fn settle(&mut self, odd: Option<Odd>) -> Option<String> {
+        let here = format!("the segment at {:#x}", self.address);
+        let end = self.address.checked_add(self.size_bytes);
+        let text = match (odd, end) {
+            (Some(odd), _) => {
+                self.is_nowhere = true;
+                format!("{here} is left out: {odd}")
+            }
+            (None, None) => {
+                self.is_nowhere = true;
+                format!("{here} is left out: of {} bytes, it ends beyond the last address", self.size_bytes)
+            }
+            (None, Some(end)) => {
+                format!("the blocks of {here} are left out: {}", self.blocks_fault(end)?)
+            }
+        };
+        self.blocks = Vec::new();
+        Some(text)
+    }
+
+    fn blocks_fault(&self, end: u64) -> Option<String> {
+        let mut next = Some(self.address);
+        for block in &self.blocks {
+            if let Some(odd) = block.odd {
+                return Some(format!("of one {odd}"));
+            }
+            let address = block.address.or(next)?;
+            if next != Some(address) {
+                return Some(format!("the one at {address:#x} does not lie behind the one before it"));
+            }
+            next = address.checked_add(block.size_bytes);
+            if next.is_none_or(|next| next > end) {
+                return Some(format!(
+                    "the one at {address:#x} of {} bytes lies beyond its end",
+                    block.size_bytes
+                ));
+            }
         }
-        end = end.and_then(|end| end.checked_add(block.size_bytes));
+        (next != Some(end)).then(|| "they do not fill it".to_owned())
     }
-    if end.is_none() || end != segment.address.checked_add(segment.size_bytes) {
-        let fault = format!("the blocks of the segment at {:#x} do not fill it", segment.address);
-        return Err(Fault::Contents(fault));
-    }
-    Ok(())
 }
