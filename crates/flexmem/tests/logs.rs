@@ -6,7 +6,7 @@ use std::io::Read;
 
 use common::{imported, lines};
 use flex_trace::{Header, Writer};
-use flexmem::import::Kind;
+use flexmem::import::{Kind, Sharing};
 
 #[track_caller]
 fn assert_trace(file: &str, kind: Kind, expected: &[&str]) {
@@ -116,7 +116,7 @@ impl Read for Drops<'_> {
 fn a_file_in_pieces_is_told_apart_as_a_whole_one_is() {
     let import = |file: &str| {
         let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
-        flexmem::import::import(Drops(file.as_bytes()), "file", &mut writer)
+        flexmem::import::import(Drops(file.as_bytes()), "file", &mut writer, Sharing::Refused)
     };
     assert_eq!(import("Thread,Time,Action,Pointer,Size,Stream\n").unwrap(), Kind::Rmm);
     assert_eq!(import("id,lower,upper,size\n0,0,5,128\n").unwrap(), Kind::MiniMalloc);

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{data, imported, lines};
+use common::{data, imported, imported_as, lines};
 use flexmem::TraceFile;
-use flexmem::import::Kind;
+use flexmem::import::{Kind, Sharing};
 use flexmem::info::{Options, info};
 
 /// What each of the files with the small snapshot becomes.
@@ -213,6 +213,37 @@ fn figures_that_cannot_be_are_left_out_and_said() {
     // What is sound is there.
     assert_eq!((device.events.allocations, device.history.contradictions), (1, 3));
     assert_eq!(device.memory.as_ref().unwrap().allocated_bytes, 512 + 256);
+}
+
+#[test]
+fn what_stands_in_several_places_is_read_in_all_of_them() {
+    let (_, separate) = imported(&data("separate.pickle")).unwrap();
+    let separate: Vec<String> = lines(&separate).iter().map(|line| without_names(line)).collect();
+    assert_eq!(separate.iter().filter(|line| line.contains("Allocated")).count(), 5);
+    assert_eq!(separate.iter().filter(|line| line.starts_with("block 1024")).count(), 10);
+    for protocol in [0, 2, 4] {
+        let bytes = data(&format!("shared_{protocol}.pickle"));
+        let error = imported(&bytes).unwrap_err();
+        assert!(
+            error.is_of_sharing() && error.to_string().contains("must be a file and not a pipe"),
+            "{error}"
+        );
+        let (_, shared) = imported_as(&bytes, Sharing::Kept).unwrap();
+        let shared: Vec<String> = lines(&shared).iter().map(|line| without_names(line)).collect();
+        assert_eq!(shared, separate, "protocol {protocol}");
+        // Whoever can open the file again need not know.
+        assert!(TraceFile::import_again(|| Ok(bytes.as_slice()), "shared").is_ok());
+    }
+}
+
+#[test]
+fn keeping_what_is_shared_changes_nothing_else() {
+    for protocol in 0..=5 {
+        let bytes = data(&format!("protocol_{protocol}.pickle"));
+        let (_, expected) = imported(&bytes).unwrap();
+        let (_, found) = imported_as(&bytes, Sharing::Kept).unwrap();
+        assert_eq!(lines(&found), lines(&expected), "protocol {protocol}");
+    }
 }
 
 #[test]

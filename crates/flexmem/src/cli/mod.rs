@@ -143,8 +143,13 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     if path == Path::new("-") {
         return TraceFile::import(io::stdin().lock(), "-").map_err(named);
     }
+    let name = crate::trace_file::file_name(path);
+    // What is left of a pipe, when it was read once, is nothing.
+    if path.is_file() {
+        return TraceFile::import_again(|| progress::open(path), &name).map_err(named);
+    }
     let input = progress::open(path).map_err(|error| named(error.into()))?;
-    TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
+    TraceFile::import(input, &name).map_err(named)
 }
 
 /// What the subcommands share.

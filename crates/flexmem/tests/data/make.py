@@ -141,6 +141,28 @@ def odd() -> dict[str, Any]:
     return {"segments": segments, "device_traces": [events]}
 
 
+def shared() -> dict[str, Any]:
+    """Plain data in which everything stands in several places that can."""
+    sizes = {"size": 1024, "requested_size": 1000}
+    block = sizes | {"state": "active_allocated", "frames": STACK}  # Without an address, as those of 2022.
+    owned = sizes | {"state": "active_allocated", "history": [{"addr": BASE, "real_size": 900, "frames": STACK}]}
+    blocks, owned_blocks = [block, block], [owned, owned]
+    fixed = {"device": 0, "total_size": 2048, "stream": 0, "segment_type": "large"}
+    segment = fixed | {"address": BASE, "blocks": blocks}
+    others = [fixed | {"address": BASE + (number << 20), "blocks": owned_blocks} for number in (1, 2)]
+    pair = [event("alloc", 0, 1000), event("free_completed", 0, 1000)]
+    trace = pair * 2
+    late = fixed | {"address": BASE + (3 << 20), "blocks": blocks}
+    return {"device_traces": [trace, pair, trace, []], "segments": [segment, segment, *others, late]}
+
+
+def separate(value: Any) -> Any:
+    """The same data, with each list and dict in one place."""
+    if isinstance(value, dict):
+        return {key: separate(item) for key, item in value.items()}
+    return [separate(item) for item in value] if isinstance(value, list) else value
+
+
 def page(data: bytes) -> str:
     files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(data).decode()}])
     return f"<!DOCTYPE html>\n<script>\nadd_local_files({files}, 'trace')\n</script>\n"
@@ -153,6 +175,9 @@ def main() -> None:
     (HERE / "ordered_dict.pickle").write_bytes(pickle.dumps(collections.OrderedDict(snapshot()), 2))
     (HERE / "pressure.pickle").write_bytes(pickle.dumps(pressure(), 4))
     (HERE / "odd.pickle").write_bytes(pickle.dumps(odd(), 4))
+    for protocol in (0, 2, 4):
+        (HERE / f"shared_{protocol}.pickle").write_bytes(pickle.dumps(shared(), protocol))
+    (HERE / "separate.pickle").write_bytes(pickle.dumps(separate(shared()), 4))
     (HERE / "page.html").write_text(page(pickle.dumps(snapshot(), 4)))
 
 

@@ -15,7 +15,7 @@ pub(in crate::import) trait Visitor {
     fn dict(&mut self, entries: &[(Value, Value)], heap: &mut Heap) -> Result<Option<Value>, Fault>;
 
     /// Values are about to be appended to a list. Whether the visitor has taken them instead.
-    fn append(&mut self, place: &Place, items: &[Value]) -> Result<bool, Fault>;
+    fn append(&mut self, place: &Place, items: &[Value], heap: &Heap) -> Result<bool, Fault>;
 }
 
 /// Where a list stands, as far as the stack tells.
@@ -40,6 +40,7 @@ pub(in crate::import) fn read<R: Read>(
             let value = machine.pop().map_err(|fault| input.fault(fault))?;
             return Ok(machine.heap.current(value));
         }
+        machine.heap.set_taken(input.taken());
         machine.step(opcode, input)?;
         machine.check_size(input)?;
     }
@@ -322,7 +323,7 @@ impl<V: Visitor> Machine<'_, V> {
             self.seal(index)?;
         }
         let items = &self.stack[start..];
-        if !self.visitor.append(&place, items)? {
+        if !self.visitor.append(&place, items, self.heap)? {
             let list = self.heap.list_mut(list)?;
             list.extend_from_slice(items);
         }

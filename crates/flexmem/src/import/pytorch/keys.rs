@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 
-use crate::import::pickle::{Fault, Heap, Text, Value};
+use crate::import::pickle::{Fault, Heap, Sharing, Text, Value};
 
 macro_rules! keys {
     ($($name:ident = $text:literal,)*) => {
@@ -80,8 +80,8 @@ keys! {
 }
 
 /// A heap that knows the keys.
-pub(super) fn heap() -> Heap {
-    let mut heap = Heap::default();
+pub(super) fn heap(sharing: Sharing) -> Heap {
+    let mut heap = Heap::with_sharing(sharing);
     for (number, text) in ALL.iter().enumerate() {
         debug_assert_eq!(heap.intern(text), Text(number as u32));
         heap.intern(text);

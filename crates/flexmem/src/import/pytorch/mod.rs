@@ -8,7 +8,7 @@ mod keys;
 mod shapes;
 mod timeline;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
 use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Remark, Source};
@@ -18,7 +18,7 @@ use self::shapes::{Segment, Shapes};
 use self::timeline::Timelines;
 use super::ImportError;
 use super::bytes::Bytes;
-use super::pickle::{self, Fault, Heap, Value};
+use super::pickle::{self, Fault, Heap, Sharing, Value};
 
 /// The longest text of a trace, in bytes; longer ones are cut.
 const MAX_TEXT_BYTES: usize = 4 << 10;
@@ -37,9 +37,10 @@ pub(super) fn import<R: Read, W: Write>(
     input: R,
     name: &str,
     writer: &mut Writer<W>,
+    sharing: Sharing,
 ) -> Result<(), ImportError> {
     let mut input = Bytes::new(input);
-    let (mut heap, mut timelines) = (keys::heap(), Timelines::new());
+    let (mut heap, mut timelines) = (keys::heap(sharing), Timelines::new());
     let mut shapes = Shapes::new(&mut timelines);
     let root = pickle::read(&mut input, &mut heap, &mut shapes)?;
     let contents = Contents::take(root, &mut heap, &mut shapes).map_err(|fault| input.fault(fault))?;
@@ -88,7 +89,7 @@ impl Contents {
     fn take(root: Value, heap: &mut Heap, shapes: &mut Shapes<'_>) -> Result<Self, Fault> {
         match root {
             Value::List(list) => {
-                let segments = shapes.take_segments(heap.list(list)?)?;
+                let segments = shapes.take_segments(heap.list(list)?, heap)?;
                 Ok(Contents { segments, settings: Vec::new() })
             }
             Value::Dict(dict) => {
@@ -97,7 +98,7 @@ impl Contents {
                 let Some(&(_, Value::List(segments))) = find(keys::SEGMENTS) else {
                     return Err(not_a_snapshot("a dict without a list of segments"));
                 };
-                let segments = shapes.take_segments(heap.list(segments)?)?;
+                let segments = shapes.take_segments(heap.list(segments)?, heap)?;
                 if let Some(&(_, Value::List(traces))) = find(keys::DEVICE_TRACES) {
                     take_leftover_events(traces, heap, shapes)?;
                 }
@@ -128,13 +129,18 @@ fn take_leftover_events(traces: pickle::Slot, heap: &mut Heap, shapes: &mut Shap
         let fault = format!("device_traces: expected at most {MAX_DEVICES} devices, found {}", traces.len());
         return Err(Fault::Contents(fault));
     }
+    let mut seen = HashMap::new();
     for (device, trace) in traces.into_iter().enumerate() {
         shapes.know_device(device)?;
         let Value::List(trace) = heap.current(trace) else {
             return Err(Fault::Contents(format!("device_traces: expected lists, found {}", trace.kind())));
         };
+        let first = *seen.entry(trace).or_insert(device);
+        if first != device && shapes.has_taken_events_of(first) {
+            return Err(Fault::Shared("two devices have one list of events"));
+        }
         let events = heap.list(trace)?.to_vec();
-        shapes.take_events(device, &events)?;
+        shapes.take_events(device, &events, heap)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! itself becomes a remark, and the rest is read on.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use flex_trace::record::BlockState;
 use foldhash::fast::RandomState;
@@ -12,7 +13,7 @@ use indexmap::IndexSet;
 
 use super::keys::{self, Entries, Odd};
 use super::timeline::Timelines;
-use crate::import::pickle::{Fault, Heap, Object, Place, Text, Value, Visitor};
+use crate::import::pickle::{Fault, Heap, Object, Place, Slot, Text, Value, Visitor};
 
 /// What dicts become.
 mod kind {
@@ -23,6 +24,8 @@ mod kind {
     pub(super) const SEGMENT: u8 = 4;
     pub(super) const OWNER: u8 = 5;
     pub(super) const ANNOTATION: u8 = 6;
+    /// A list whose items were taken.
+    pub(super) const TAKEN: u8 = 7;
 }
 
 /// The longest stack that is kept; deeper frames are left out.
@@ -92,7 +95,7 @@ pub(super) struct Block {
 }
 
 /// Memory taken from the device.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Segment {
     pub(super) device: u32,
     pub(super) address: u64,
@@ -136,7 +139,7 @@ pub(super) struct Remark {
 #[derive(Debug)]
 struct Held<T>(Vec<Option<T>>, Vec<u32>);
 
-impl<T> Held<T> {
+impl<T: Clone> Held<T> {
     fn put(&mut self, kind: u8, item: T) -> Value {
         let index = self.1.pop().unwrap_or_else(|| {
             self.0.push(None);
@@ -146,12 +149,15 @@ impl<T> Held<T> {
         Value::Object(Object { kind, index })
     }
 
-    fn take(&mut self, object: Object) -> Option<T> {
-        let item = self.0.get_mut(object.index as usize)?.take();
-        if item.is_some() {
-            self.1.push(object.index);
+    /// One of them, which is then gone unless it may be shared.
+    fn take(&mut self, object: Object, keeps_shared: bool) -> Result<T, Fault> {
+        let slot = self.0.get_mut(object.index as usize).ok_or(TWICE)?;
+        if keeps_shared {
+            return slot.clone().ok_or(TWICE);
         }
-        item
+        let item = slot.take().ok_or(TWICE)?;
+        self.1.push(object.index);
+        Ok(item)
     }
 }
 
@@ -172,7 +178,14 @@ pub(super) struct Shapes<'t> {
     blocks: Held<Block>,
     segments: Held<Segment>,
     owners: Held<Owner>,
+    /// Devices whose events were taken when their lists took them.
+    taken: BTreeSet<usize>,
+    /// What was taken out of things that may be shared, in all places.
+    copies: u64,
 }
+
+/// Copies that a pickle may always have, however short it is.
+const ALWAYS_ALLOWED: u64 = 64 << 10;
 
 impl<'t> Shapes<'t> {
     pub(super) fn new(timelines: &'t mut Timelines) -> Self {
@@ -186,28 +199,51 @@ impl<'t> Shapes<'t> {
             blocks: Held::default(),
             segments: Held::default(),
             owners: Held::default(),
+            taken: BTreeSet::new(),
+            copies: 0,
         }
     }
 
-    /// The segments in a list.
-    pub(super) fn take_segments(&mut self, items: &[Value]) -> Result<Vec<Segment>, Fault> {
-        let segment = |&value: &Value| match value {
-            Value::Object(object) if object.kind == kind::SEGMENT => {
-                self.segments.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+    /// Counts what is about to be taken. A small pickle can name a large list many times.
+    fn count(&mut self, items: usize, heap: &Heap) -> Result<(), Fault> {
+        if heap.keeps_shared() {
+            self.copies += items as u64;
+            if self.copies > heap.taken().max(ALWAYS_ALLOWED) {
+                return Err(Fault::TooMany(usize::try_from(self.copies).unwrap_or(usize::MAX)));
             }
-            other => Err(unlike("a segment with its blocks", other)),
-        };
-        let segments: Result<Vec<_>, _> = items.iter().map(segment).collect();
-        Ok(segments?.into_iter().filter(|segment| !segment.is_nowhere).collect())
+        }
+        Ok(())
+    }
+
+    /// Whether events of a device were taken when its list took them.
+    pub(super) fn has_taken_events_of(&self, device: usize) -> bool {
+        self.taken.contains(&device)
+    }
+
+    /// The segments in a list.
+    pub(super) fn take_segments(&mut self, items: &[Value], heap: &Heap) -> Result<Vec<Segment>, Fault> {
+        let mut segments = Vec::new();
+        for &value in items {
+            let Value::Object(object @ Object { kind: kind::SEGMENT, .. }) = value else {
+                return Err(unlike("a segment with its blocks", value));
+            };
+            let blocks =
+                self.segments.0[object.index as usize].as_ref().map_or(0, |found| found.blocks.len());
+            self.count(1 + blocks, heap)?;
+            segments.push(self.segments.take(object, heap.keeps_shared())?);
+        }
+        segments.retain(|segment| !segment.is_nowhere);
+        Ok(segments)
     }
 
     /// Events that stayed in their list, since it was not clear whose it was.
-    pub(super) fn take_events(&mut self, device: usize, items: &[Value]) -> Result<(), Fault> {
+    pub(super) fn take_events(&mut self, device: usize, items: &[Value], heap: &Heap) -> Result<(), Fault> {
+        self.count(items.len(), heap)?;
         for &value in items {
             let Value::Object(object @ Object { kind: kind::EVENT, .. }) = value else {
                 return Err(unlike("an event", value));
             };
-            let event = self.events.take(object).ok_or(Fault::Contents(TWICE.to_owned()))?;
+            let event = self.events.take(object, heap.keeps_shared())?;
             self.timelines.event(device_number(device)?, &event)?;
         }
         Ok(())
@@ -328,24 +364,30 @@ impl<'t> Shapes<'t> {
     }
 
     fn newest_owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Option<Owner>, Fault> {
-        let Some(Value::List(list)) = entries.find(keys::HISTORY) else { return Ok(None) };
+        let list = match entries.find(keys::HISTORY) {
+            Some(Value::List(list)) => list,
+            Some(Value::Object(Object { kind: kind::TAKEN, .. })) => return Err(TWICE),
+            _ => return Ok(None),
+        };
         let mut newest = None;
+        self.count(heap.list(list)?.len(), heap)?;
         for &value in heap.list(list)? {
             let Value::Object(object @ Object { kind: kind::OWNER, .. }) = value else { continue };
-            let owner = self.owners.take(object);
-            newest = newest.or(owner);
+            let owner = self.owners.take(object, heap.keeps_shared())?;
+            newest = newest.or(Some(owner));
         }
-        heap.replace(list, Value::None, true);
+        empty(list, heap);
         Ok(newest)
     }
 
     fn segment(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let blocks = match entries.find(keys::BLOCKS) {
             Some(Value::List(list)) => {
-                let blocks = self.take_blocks(heap.list(list)?)?;
-                heap.replace(list, Value::None, true);
+                let blocks = self.take_blocks(heap.list(list)?, heap)?;
+                empty(list, heap);
                 blocks
             }
+            Some(Value::Object(Object { kind: kind::TAKEN, .. })) => return Err(TWICE),
             other => return Err(entries.wrong(keys::BLOCKS, "a list", other.map_or("nothing", Value::kind))),
         };
         let device = entries.identity(keys::DEVICE);
@@ -370,10 +412,11 @@ impl<'t> Shapes<'t> {
         Ok(self.segments.put(kind::SEGMENT, segment))
     }
 
-    fn take_blocks(&mut self, items: &[Value]) -> Result<Vec<Block>, Fault> {
+    fn take_blocks(&mut self, items: &[Value], heap: &Heap) -> Result<Vec<Block>, Fault> {
+        self.count(items.len(), heap)?;
         let block = |&value: &Value| match value {
             Value::Object(object) if object.kind == kind::BLOCK => {
-                self.blocks.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+                self.blocks.take(object, heap.keeps_shared())
             }
             other => Err(unlike("a block", other)),
         };
@@ -414,11 +457,14 @@ impl Visitor for Shapes<'_> {
         value.map(Some)
     }
 
-    fn append(&mut self, place: &Place, items: &[Value]) -> Result<bool, Fault> {
+    fn append(&mut self, place: &Place, items: &[Value], heap: &Heap) -> Result<bool, Fault> {
         let is_event = |value: &Value| matches!(value, Value::Object(Object { kind: kind::EVENT, .. }));
         match (place.key, place.index) {
+            // What may be shared stays in its lists.
+            _ if heap.keeps_shared() => Ok(false),
             (Value::Text(keys::DEVICE_TRACES), Some(device)) if items.iter().all(is_event) => {
-                self.take_events(device, items)?;
+                self.take_events(device, items, heap)?;
+                self.taken.insert(device);
                 Ok(true)
             }
             // They are kept apart.
@@ -428,7 +474,14 @@ impl Visitor for Shapes<'_> {
     }
 }
 
-const TWICE: &str = "the same event, block or segment stands in two places";
+const TWICE: Fault = Fault::Shared("the same event, block or segment stands in two places");
+
+/// A list whose items were taken: gone, unless it may be shared.
+fn empty(list: Slot, heap: &mut Heap) {
+    if !heap.keeps_shared() {
+        heap.replace(list, Value::Object(Object { kind: kind::TAKEN, index: 0 }), true);
+    }
+}
 
 fn unlike(expected: &str, found: Value) -> Fault {
     Fault::Contents(format!("expected {expected}, found {}", found.kind()))
