@@ -7,9 +7,10 @@
 //! It does not build the whole value. A [`Visitor`] sees each dict when it is filled and may replace it with something
 //! small, and sees such things again when a list takes them, and may keep them itself. So a file of a gigabyte, which
 //! is a list of millions of small dicts, is never in memory as such
-//! ([design](../../../../../docs/decisions/0007-pickles.md)). What a pickle refers to in several places needs [`Sharing`].
+//! ([design](../../../../../docs/decisions/0007-pickles.md)). What a pickle refers to in several places needs
+//! [`Sharing`].
 //!
-//! - `machine` interprets the opcodes, `value` has the values, `heap` what values refer to, `memo` the numbers by
+//! - `machine` interprets the `opcodes`, `value` has the values, `heap` what values refer to, `memo` the numbers by
 //!   which a pickle goes back to them.
 //!
 //! Bound: it takes at most 64 bytes of memory for each byte of the file, and 16 MiB. Only hostile pickles come near
@@ -18,6 +19,7 @@
 mod heap;
 mod machine;
 mod memo;
+mod opcodes;
 mod value;
 
 pub use heap::Sharing;

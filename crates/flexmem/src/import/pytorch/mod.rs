@@ -4,7 +4,9 @@
 //!
 //! Sizes of events are requested ones; blocks have `size`, rounded, and `requested_size`.
 
+mod held;
 mod keys;
+mod pieces;
 mod shapes;
 mod timeline;
 
@@ -14,7 +16,8 @@ use std::io::{Read, Write};
 use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Remark, Source};
 use flex_trace::{Action, Event, FrameId, Record, StackId, StringId, WriteError, Writer};
 
-use self::shapes::{Segment, Shapes};
+use self::pieces::{Annotation, Block, Remark as Impossible, Segment};
+use self::shapes::Shapes;
 use self::timeline::Timelines;
 use super::ImportError;
 use super::bytes::Bytes;
@@ -241,7 +244,7 @@ impl<W: Write> Output<'_, W> {
     }
 
     /// What is impossible: the first of it in words, since a damaged file may have much of the same.
-    fn remarks(&mut self, remarks: &[shapes::Remark]) -> Result<(), WriteError> {
+    fn remarks(&mut self, remarks: &[Impossible]) -> Result<(), WriteError> {
         for remark in remarks.iter().take(MAX_REMARKS) {
             self.impossible(remark.device, &remark.text)?;
         }
@@ -257,7 +260,7 @@ impl<W: Write> Output<'_, W> {
         self.write(&Record::Remark(Remark { device: Some(device), impossible: true, text }))
     }
 
-    fn annotations(&mut self, annotations: &[shapes::Annotation]) -> Result<(), WriteError> {
+    fn annotations(&mut self, annotations: &[Annotation]) -> Result<(), WriteError> {
         for annotation in annotations {
             self.text(annotation.name)?;
             let action = Action::Annotation { name: StringId(annotation.name.0), begins: annotation.begins };
@@ -282,7 +285,7 @@ impl<W: Write> Output<'_, W> {
                 stack: segment.stack.map(StackId),
             }))?;
             for block in &segment.blocks {
-                let &shapes::Block { size_bytes, requested_bytes, state, stack, .. } = block;
+                let &Block { size_bytes, requested_bytes, state, stack, .. } = block;
                 let stack = stack.map(StackId);
                 self.write(&Record::Block(BlockSnapshot { size_bytes, requested_bytes, state, stack }))?;
             }

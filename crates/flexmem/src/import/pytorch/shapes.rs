@@ -11,7 +11,9 @@ use flex_trace::record::BlockState;
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
 
-use super::keys::{self, Entries, Odd};
+use super::held::{Held, TWICE};
+use super::keys::{self, Entries};
+use super::pieces::{Annotation, Block, Frame, Owner, PressureKeys, RawEvent, Remark, Segment};
 use super::timeline::Timelines;
 use crate::import::pickle::{Fault, Heap, Object, Place, Slot, Text, Value, Visitor};
 
@@ -30,142 +32,6 @@ mod kind {
 
 /// The longest stack that is kept; deeper frames are left out.
 const MAX_FRAMES: usize = 4096;
-
-/// A line of a stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Frame {
-    pub(super) function: Text,
-    pub(super) file: Text,
-    pub(super) line: u32,
-}
-
-/// An entry of a device's trace.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RawEvent {
-    pub(super) action: Text,
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
-    pub(super) stream: u64,
-    pub(super) time_ns: Option<u64>,
-    pub(super) thread: Option<u64>,
-    pub(super) rounded_bytes: Option<u64>,
-    pub(super) device_free_bytes: Option<u64>,
-    pub(super) largest_free_bytes: Option<u64>,
-    pub(super) pressure: PressureKeys,
-    pub(super) stack: Option<u32>,
-    pub(super) odd: Option<Odd>,
-}
-
-/// What snapshots of `spyre` tell of memory pressure and of collections.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct PressureKeys {
-    pub(super) duration_ns: u64,
-    pub(super) reclaimed_bytes: u64,
-    pub(super) objects: u64,
-    pub(super) full: bool,
-    pub(super) rescued: bool,
-    pub(super) tried_young: bool,
-    pub(super) tried_full: bool,
-}
-
-impl PressureKeys {
-    fn of(entries: Entries<'_>) -> Result<PressureKeys, Fault> {
-        let number = |key| entries.optional(key).map(|number| number.unwrap_or(0));
-        Ok(PressureKeys {
-            duration_ns: number(keys::DURATION_US)?.saturating_mul(1000),
-            reclaimed_bytes: number(keys::RECLAIMED_BYTES)?,
-            objects: number(keys::OBJECTS)?,
-            full: entries.find(keys::GENERATION) == Some(Value::Text(keys::FULL)),
-            rescued: entries.find(keys::OUTCOME) == Some(Value::Text(keys::RESCUED)),
-            tried_young: number(keys::YOUNG_COLLECTIONS)? > 0,
-            tried_full: number(keys::FULL_COLLECTIONS)? > 0,
-        })
-    }
-}
-
-/// A span of a segment.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    pub(super) address: Option<u64>,
-    pub(super) size_bytes: u64,
-    pub(super) requested_bytes: u64,
-    pub(super) state: BlockState,
-    pub(super) stack: Option<u32>,
-    odd: Option<Odd>,
-}
-
-/// Memory taken from the device.
-#[derive(Debug, Clone)]
-pub(super) struct Segment {
-    pub(super) device: u32,
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
-    pub(super) stream: u64,
-    pub(super) pool: (u64, u64),
-    pub(super) small: bool,
-    pub(super) expandable: bool,
-    pub(super) allocated_bytes: Option<u64>,
-    pub(super) active_bytes: Option<u64>,
-    pub(super) stack: Option<u32>,
-    pub(super) blocks: Vec<Block>,
-    /// There is no such place.
-    is_nowhere: bool,
-}
-
-/// Who had a block, in snapshots of 2022: the newest entry of its history.
-#[derive(Debug, Clone, Copy)]
-struct Owner {
-    requested_bytes: u64,
-    stack: Option<u32>,
-}
-
-/// Something that the program said about itself.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Annotation {
-    pub(super) device: u32,
-    pub(super) name: Text,
-    pub(super) begins: bool,
-    pub(super) time_ns: Option<u64>,
-}
-
-/// What is impossible about a device.
-#[derive(Debug)]
-pub(super) struct Remark {
-    pub(super) device: u32,
-    pub(super) text: String,
-}
-
-/// Things that the pickle still refers to, by number; numbers are used again.
-#[derive(Debug)]
-struct Held<T>(Vec<Option<T>>, Vec<u32>);
-
-impl<T: Clone> Held<T> {
-    fn put(&mut self, kind: u8, item: T) -> Value {
-        let index = self.1.pop().unwrap_or_else(|| {
-            self.0.push(None);
-            (self.0.len() - 1) as u32
-        });
-        self.0[index as usize] = Some(item);
-        Value::Object(Object { kind, index })
-    }
-
-    /// One of them, which is then gone unless it may be shared.
-    fn take(&mut self, object: Object, keeps_shared: bool) -> Result<T, Fault> {
-        let slot = self.0.get_mut(object.index as usize).ok_or(TWICE)?;
-        if keeps_shared {
-            return slot.clone().ok_or(TWICE);
-        }
-        let item = slot.take().ok_or(TWICE)?;
-        self.1.push(object.index);
-        Ok(item)
-    }
-}
-
-impl<T> Default for Held<T> {
-    fn default() -> Self {
-        Held(Vec::new(), Vec::new())
-    }
-}
 
 /// See the module's text.
 pub(super) struct Shapes<'t> {
@@ -227,8 +93,7 @@ impl<'t> Shapes<'t> {
             let Value::Object(object @ Object { kind: kind::SEGMENT, .. }) = value else {
                 return Err(unlike("a segment with its blocks", value));
             };
-            let blocks =
-                self.segments.0[object.index as usize].as_ref().map_or(0, |found| found.blocks.len());
+            let blocks = self.segments.get(object).map_or(0, |found| found.blocks.len());
             self.count(1 + blocks, heap)?;
             segments.push(self.segments.take(object, heap.keeps_shared())?);
         }
@@ -474,8 +339,6 @@ impl Visitor for Shapes<'_> {
     }
 }
 
-const TWICE: Fault = Fault::Shared("the same event, block or segment stands in two places");
-
 /// A list whose items were taken: gone, unless it may be shared.
 fn empty(list: Slot, heap: &mut Heap) {
     if !heap.keeps_shared() {
@@ -504,50 +367,5 @@ fn pool(entries: Entries<'_>, heap: &Heap) -> Result<(u64, u64), Fault> {
     match heap.list(list)? {
         &[first, second] => Ok((first.as_u64().unwrap_or(0), second.as_u64().unwrap_or(0))),
         _ => Ok((0, 0)),
-    }
-}
-
-impl Segment {
-    /// Sees that the blocks lie one behind the other and fill the segment, and leaves out what does not. What is
-    /// impossible about it, if anything is. Old snapshots give blocks no address.
-    fn settle(&mut self, odd: Option<Odd>) -> Option<String> {
-        let here = format!("the segment at {:#x}", self.address);
-        let end = self.address.checked_add(self.size_bytes);
-        let text = match (odd, end) {
-            (Some(odd), _) => {
-                self.is_nowhere = true;
-                format!("{here} is left out: {odd}")
-            }
-            (None, None) => {
-                self.is_nowhere = true;
-                format!("{here} is left out: of {} bytes, it ends beyond the last address", self.size_bytes)
-            }
-            (None, Some(end)) => {
-                format!("the blocks of {here} are left out: {}", self.blocks_fault(end)?)
-            }
-        };
-        self.blocks = Vec::new();
-        Some(text)
-    }
-
-    fn blocks_fault(&self, end: u64) -> Option<String> {
-        let mut next = Some(self.address);
-        for block in &self.blocks {
-            if let Some(odd) = block.odd {
-                return Some(format!("of one {odd}"));
-            }
-            let address = block.address.or(next)?;
-            if next != Some(address) {
-                return Some(format!("the one at {address:#x} does not lie behind the one before it"));
-            }
-            next = address.checked_add(block.size_bytes);
-            if next.is_none_or(|next| next > end) {
-                return Some(format!(
-                    "the one at {address:#x} of {} bytes lies beyond its end",
-                    block.size_bytes
-                ));
-            }
-        }
-        (next != Some(end)).then(|| "they do not fill it".to_owned())
     }
 }

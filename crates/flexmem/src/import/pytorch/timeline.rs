@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 use tempfile::SpooledTempFile;
 
 use super::keys::{self, Odd};
-use super::shapes::{RawEvent, Segment};
+use super::pieces::{RawEvent, Segment};
 use crate::import::pickle::Fault;
 
 /// Frames of events up to this size stay in memory.
@@ -250,7 +250,7 @@ fn write(events: &mut Writer<SpooledTempFile>, event: &Event) -> Result<(), Faul
 mod tests {
     use super::*;
     use crate::import::pickle::Text;
-    use crate::import::pytorch::shapes::PressureKeys;
+    use crate::import::pytorch::pieces::PressureKeys;
 
     fn collected_for(timelines: &mut Timelines, device: u32, thread: u64) -> Option<u64> {
         let Action::Collected { pressure, .. } = pressure(timelines, device, thread, keys::GC_COLLECT) else {
