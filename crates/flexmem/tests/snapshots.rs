@@ -207,6 +207,7 @@ fn figures_that_cannot_be_are_left_out_and_said() {
             "the blocks of the segment at 0x5000 are left out: the one at 0x51ff does not lie behind the one before it",
             "the blocks of the segment at 0x6000 are left out: they do not fill it",
             "the blocks of the segment at 0x7000 are left out: of one its \"requested_size\" is not from 0 to 2^64 - 1",
+            "the segment at 0x1200 says that 255 bytes were asked for, and of its blocks 256",
             "the segment at 0x1000 of 1024 bytes and that at 0x1200 of 512 overlap",
         ]
     );

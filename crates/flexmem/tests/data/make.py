@@ -136,7 +136,7 @@ def odd() -> dict[str, Any]:
         segment(0x5000, 1024, block(0x5000, 512, live), block(0x51FF, 513, live)),
         segment(0x6000, 1024, block(0x6000, 512, live)),
         segment(0x7000, 1024, block(0x7000, -512, live), block(0x7000, 1024, live)),
-        segment(0x1200, 512, block(0x1200, 256), block(0x1300, 256, live)),
+        segment(0x1200, 512, block(0x1200, 256), block(0x1300, 256, live), requested_size=255),
     ]
     return {"segments": segments, "device_traces": [events]}
 

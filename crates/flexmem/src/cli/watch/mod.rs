@@ -53,7 +53,7 @@ pub(super) struct Arguments {
     /// Seconds from one look to the next
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// How many entries lists have
+    /// How many places that hold memory are listed
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 }

@@ -80,6 +80,8 @@ pub(super) struct Segment {
     pub(super) expandable: bool,
     pub(super) allocated_bytes: Option<u64>,
     pub(super) active_bytes: Option<u64>,
+    /// What was asked for, of what is active.
+    pub(super) requested_bytes: Option<u64>,
     pub(super) stack: Option<u32>,
     pub(super) blocks: Vec<Block>,
     /// There is no such place.
@@ -130,6 +132,16 @@ impl Segment {
         };
         self.blocks = Vec::new();
         Some(text)
+    }
+
+    /// What it says that was asked for, if that is not what its blocks say.
+    pub(super) fn requested_fault(&self) -> Option<String> {
+        let active = self.blocks.iter().filter(|block| block.state != BlockState::Free);
+        let asked: u128 = active.map(|block| u128::from(block.requested_bytes)).sum();
+        let stated =
+            self.requested_bytes.filter(|&stated| !self.blocks.is_empty() && u128::from(stated) != asked)?;
+        let here = format!("the segment at {:#x}", self.address);
+        Some(format!("{here} says that {stated} bytes were asked for, and of its blocks {asked}"))
     }
 
     fn blocks_fault(&self, end: u64) -> Option<String> {

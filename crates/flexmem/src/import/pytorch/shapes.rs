@@ -268,12 +268,14 @@ impl<'t> Shapes<'t> {
             expandable: entries.flag(keys::IS_EXPANDABLE),
             allocated_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
             active_bytes: entries.optional(keys::ACTIVE_SIZE)?,
+            requested_bytes: entries.optional(keys::REQUESTED_SIZE)?,
             stack: self.stack(entries, heap)?,
             blocks,
             is_nowhere: false,
         };
         let device = segment.device;
-        self.remarks.extend(segment.settle(entries.odd.get()).map(|text| Remark { device, text }));
+        let fault = segment.settle(entries.odd.get()).or_else(|| segment.requested_fault());
+        self.remarks.extend(fault.map(|text| Remark { device, text }));
         Ok(self.segments.put(kind::SEGMENT, segment))
     }
 
