@@ -8,6 +8,7 @@ installed in. scripts/extension.sh does the same for `make setup`.
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,23 @@ SEPARATOR = "\x1f"
 """Between the flags of CARGO_ENCODED_RUSTFLAGS, which cargo prefers to RUSTFLAGS; paths may have spaces."""
 
 
+HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+
+
+def expect_torch() -> None:
+    """Fail at once where crates/torch-spyre/build.rs would, some minutes later: without a PyTorch."""
+    python = os.environ.get("TORCH_SPYRE_PYTHON") or sys.executable
+    if subprocess.run([python, "-c", HAS_TORCH], check=False).returncode:
+        sys.exit(
+            f"error: {python} has no PyTorch, which the extension is compiled against. pip builds in an environment "
+            "of its own unless told otherwise: use --no-build-isolation in one that has torch and maturin, or name "
+            "an interpreter that has torch with TORCH_SPYRE_PYTHON=/path/to/python"
+        )
+
+
 def prepare() -> None:
-    """See that there is a cargo, and that what it builds names no folder of this machine."""
+    """See that there is a PyTorch and a cargo, and that what is built names no folder of this machine."""
+    expect_torch()
     if not shutil.which("cargo"):
         # Then maturin asks for this package, which installs Rust for the build.
         from puccinialin import setup_rust

@@ -48,6 +48,19 @@ def test_the_innermost_folder_gives_the_name(backend: ModuleType) -> None:
     assert backend.rust_flags({"CARGO_HOME": inner}) == [checkout, f"--remap-path-prefix={inner}=cargo"]
 
 
+def test_a_build_without_a_pytorch_ends_before_it_begins(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_SPYRE_PYTHON", sys.executable)
+    backend.expect_torch()
+    without = tmp_path / "python"
+    without.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S \"$@\"\n")
+    without.chmod(0o755)
+    monkeypatch.setenv("TORCH_SPYRE_PYTHON", str(without))
+    with pytest.raises(SystemExit, match=f"error: {without} has no PyTorch.*--no-build-isolation"):
+        backend.expect_torch()
+
+
 def test_messages_of_pytorchs_headers_do_not_say_where_it_lies() -> None:
     content = Path(torch_spyre._binary._find()).read_bytes()
     assert b"torch/include/" in content, "there are such messages"
