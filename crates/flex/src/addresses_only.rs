@@ -48,3 +48,20 @@ impl Device for AddressesOnly {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_numbers_and_nothing_is_copied() {
+        let device = AddressesOnly::default();
+        let regions = [1, 2].map(|_| device.acquire_region(128, DomainId(0), MemoryType::Tensor).unwrap());
+        assert_eq!(regions, [RegionId(0), RegionId(1)]);
+        let address = VirtualAddress { region_id: regions[0], offset_bytes: 0 };
+        assert!(device.fill(address, 128, 7).is_ok());
+        let error = device.copy_in(address, &[1]).unwrap_err().to_string();
+        assert!(error.contains("this device has no memory"), "{error}");
+        assert!(device.copy_out(address, &mut [0]).is_err());
+    }
+}

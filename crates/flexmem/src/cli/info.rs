@@ -18,7 +18,7 @@ pub(super) struct Arguments {
     /// How much memory a device has, such as 24GiB: figures above it are flagged
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
     device_memory: Option<u64>,
-    /// How many entries each list has; how many are left out is said
+    /// How many holders, blocks, segments, failures and the like are listed; how many are left out is said
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 }

@@ -24,6 +24,7 @@ use flex_trace::{Action, ReadError, Record, Tables};
 
 use self::answers::{DeviceInfo, Info, SettingInfo, SourceInfo};
 use self::events::EventTally;
+use self::impossible::Impossible;
 use self::regions::RegionTally;
 pub(crate) use self::sites::{Sites, name as site_name};
 use crate::TraceFile;
@@ -150,12 +151,13 @@ fn device_info(device: u32, tally: &Tally, tables: &Tables, options: &Options) -
         pressure: tally.events.pressure,
         history,
         memory: regions,
-        impossible: tally.impossible.clone(),
+        impossible: Vec::new(),
         impossible_left_out: 0,
     };
-    info.impossible.extend(impossible::impossible(&info, &tally.events.check, &tally.regions));
-    info.impossible_left_out = info.impossible.len().saturating_sub(options.top) as u64;
-    info.impossible.truncate(options.top);
+    let mut found = Impossible::with_room_for(options.top);
+    found.extend(tally.impossible.iter().cloned());
+    found.look_at(&info, &tally.events.check, &tally.regions);
+    (info.impossible, info.impossible_left_out) = (found.texts, found.left_out);
     info
 }
 

@@ -119,14 +119,18 @@ impl Place {
 /// The devices of a trace have one number each: their own, or the lowest that is free if another kind has that.
 fn numbers(places: BTreeSet<Place>) -> Vec<(Place, u32)> {
     let mut taken = BTreeSet::new();
-    let mut all = Vec::new();
-    for place in places {
-        let mut numbers = std::iter::once(place.index).chain(0..=u32::MAX);
-        // There are more numbers than devices.
-        let Some(number) = numbers.find(|&number| taken.insert(number)) else { continue };
-        all.push((place, number));
-    }
-    all
+    let mut lowest = 0;
+    let mut number = |place: Place| {
+        if taken.insert(place.index) {
+            return place.index;
+        }
+        // There are more numbers than devices, and none becomes free again.
+        while !taken.insert(lowest) {
+            lowest += 1;
+        }
+        lowest
+    };
+    places.into_iter().map(|place| (place, number(place))).collect()
 }
 
 /// An allocation, or a free, whose bytes are negative.
@@ -256,5 +260,12 @@ mod tests {
         ];
         assert_eq!(numbered(&several), named(&expected));
         assert!(Place::of(1, -1).is_none() && Place::of(-1, 0).is_none() && Place::of(1, 1 << 32).is_none());
+    }
+
+    #[test]
+    fn many_devices_with_one_number_are_numbered_at_once() {
+        let places = (0..200_000).map(|kind| Place { kind, index: 0 }).collect();
+        let numbers = numbers(places);
+        assert!(numbers.iter().enumerate().all(|(place, &(_, number))| number as usize == place));
     }
 }

@@ -11,19 +11,43 @@ use super::answers::{DeviceInfo, HistoryState, MemoryInfo};
 use super::regions::RegionTally;
 pub(super) use events::EventCheck;
 
-/// All that cannot be of a device.
-pub(super) fn impossible(info: &DeviceInfo, events: &EventCheck, regions: &RegionTally) -> Vec<String> {
-    let mut all = Vec::new();
-    if let Some(capacity) = info.capacity_bytes {
-        all.extend(above(capacity, info));
-        all.extend(events.above(capacity));
+/// What cannot be, in words: so many, and how many others there are. A damaged file may have one for each segment.
+#[derive(Debug, Default)]
+pub(super) struct Impossible {
+    pub(super) texts: Vec<String>,
+    pub(super) left_out: u64,
+    top: usize,
+}
+
+impl Impossible {
+    pub(super) fn with_room_for(top: usize) -> Impossible {
+        Impossible { top, ..Impossible::default() }
     }
-    all.extend(events.impossible());
-    if let Some(memory) = &info.memory {
-        all.extend(beyond_the_past(memory, info));
+
+    fn add(&mut self, text: String) {
+        if self.texts.len() < self.top {
+            self.texts.push(text);
+        } else {
+            self.left_out += 1;
+        }
     }
-    all.extend(regions::impossible(&regions.regions));
-    all
+
+    pub(super) fn extend(&mut self, texts: impl IntoIterator<Item = String>) {
+        texts.into_iter().for_each(|text| self.add(text));
+    }
+
+    /// Adds all that cannot be of a device.
+    pub(super) fn look_at(&mut self, info: &DeviceInfo, events: &EventCheck, regions: &RegionTally) {
+        if let Some(capacity) = info.capacity_bytes {
+            self.extend(above(capacity, info));
+            self.extend(events.above(capacity));
+        }
+        self.extend(events.impossible());
+        if let Some(memory) = &info.memory {
+            self.extend(beyond_the_past(memory, info));
+        }
+        regions::impossible(&regions.regions, self);
+    }
 }
 
 /// What the file says in several places that the device has.

@@ -1,33 +1,32 @@
 //! What segments and their blocks say that cannot be: segments that overlap, blocks that do not fill theirs, sums that
 //! are not those of the blocks.
 
+use super::Impossible;
 use crate::info::regions::Region;
 
 /// All that cannot be, segment by segment.
-pub(super) fn impossible(regions: &[Region]) -> Vec<String> {
-    let mut all = overlaps(regions);
+pub(super) fn impossible(regions: &[Region], all: &mut Impossible) {
+    overlaps(regions, all);
     for region in regions {
         let here = format!("the segment at {:#x}", region.state.address.0);
         all.extend(extent(region, &here));
         all.extend(sums(region, &here));
     }
-    all
 }
 
 /// Segments that share memory.
-fn overlaps(regions: &[Region]) -> Vec<String> {
+fn overlaps(regions: &[Region], all: &mut Impossible) {
     let range = |region: &Region| {
         let begin = u128::from(region.state.address.0);
         (begin, begin + u128::from(region.state.size_bytes))
     };
     let mut ranges: Vec<_> = regions.iter().map(range).filter(|(begin, end)| begin < end).collect();
     ranges.sort_unstable();
-    let mut all = Vec::new();
     let mut before: Option<(u128, u128)> = None;
     for (begin, end) in ranges {
         if let Some((other, other_end)) = before.filter(|&(_, other_end)| other_end > begin) {
             let (size, other_size) = (end - begin, other_end - other);
-            all.push(format!(
+            all.add(format!(
                 "the segment at {other:#x} of {other_size} bytes and that at {begin:#x} of {size} overlap"
             ));
         }
@@ -35,7 +34,6 @@ fn overlaps(regions: &[Region]) -> Vec<String> {
             before = Some((begin, end));
         }
     }
-    all
 }
 
 /// What does not fit into the segment, or does not fill it.
