@@ -2,7 +2,8 @@
 
 The file is made by crates/flexmem/examples/large_snapshot.rs in the folder for temporary files, and goes away in the
 end. The two take turns, each in a process of its own; the system says what a process took: the time of the processor,
-since others may be at work, and the most memory that it had resident. The figures are medians.
+since others may be at work, and the most memory that it had resident. The figures are medians, with the least and the
+most of all rounds beside them.
 
     large_snapshot.py [EVENTS [ROUNDS]]     1,270,000 events are 1 GiB, for which pickle.load takes 7 GB of memory
 
@@ -44,8 +45,23 @@ def run(command: list[str | Path]) -> Taken:
 
 
 def medians(rounds: list[Taken]) -> dict[str, float]:
-    names = Taken._fields
-    return {name: statistics.median(taken[place] for taken in rounds) for place, name in enumerate(names)}
+    return {name: statistics.median(values) for name, values in by_name(rounds).items()}
+
+
+def spans(rounds: list[Taken]) -> dict[str, tuple[float, float]]:
+    return {f"{name}_span": (min(values), max(values)) for name, values in by_name(rounds).items()}
+
+
+def by_name(rounds: list[Taken]) -> dict[str, list[float]]:
+    return {name: [taken[place] for taken in rounds] for place, name in enumerate(Taken._fields)}
+
+
+def arguments(given: list[str]) -> tuple[int, int]:
+    numbers = [int(text) if text.isdecimal() else 0 for text in given]
+    if len(numbers) > 2 or 0 in numbers:
+        sys.exit(f"error: expected numbers of EVENTS and ROUNDS from 1, found {' '.join(given)}")
+    events, rounds = [*numbers, *(EVENTS, ROUNDS)[len(numbers) :]]
+    return events, rounds
 
 
 def make(file: Path, events: int) -> None:
@@ -55,7 +71,7 @@ def make(file: Path, events: int) -> None:
 
 
 def main() -> None:
-    events, rounds = [*map(int, sys.argv[1:]), *(EVENTS, ROUNDS)[len(sys.argv) - 1 :]]
+    events, rounds = arguments(sys.argv[1:])
     flexmem = Path(sysconfig.get_path("scripts")) / "flexmem"
     with tempfile.TemporaryDirectory() as scratch:
         snapshot, trace = Path(scratch) / "large.pickle", Path(scratch) / "large.trace"
@@ -67,7 +83,11 @@ def main() -> None:
         sizes = {"file_bytes": snapshot.stat().st_size, "trace_bytes": trace.stat().st_size}
     import_figures, load_figures = medians(ours), medians(peers)
     ratios = {name: round(load_figures[name] / import_figures[name], 2) for name in Taken._fields}
-    figures = {"flexmem_import": import_figures, "pickle_load": load_figures, "ratios": ratios}
+    figures = {
+        "flexmem_import": import_figures | spans(ours),
+        "pickle_load": load_figures | spans(peers),
+        "ratios": ratios,
+    }
     print(json.dumps({"events": events, "rounds": rounds, **sizes, **figures}, indent=2))
 
 

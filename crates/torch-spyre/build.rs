@@ -205,6 +205,8 @@ fn compiler(torch: &Torch) -> cc::Build {
         .extra_warnings(true)
         .flag("-fvisibility=hidden")
         .flag("-fvisibility-inlines-hidden")
+        // Messages of PyTorch's inline functions name their file: not where it lies on this machine.
+        .flag(format!("-ffile-prefix-map={}=torch", torch.directory.display()))
         // Kernels have the signatures that the dispatcher asks for, used or not.
         .flag("-Wno-unused-parameter");
     // System directories, so that warnings are those of our own files.

@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod addresses_only;
 mod allocator;
 pub(crate) mod arena;
 #[cfg(feature = "bench")]
@@ -66,12 +67,11 @@ mod shared;
 pub mod signals;
 pub mod statistics;
 mod sync;
-#[cfg(test)]
-mod test_device;
 pub mod topology;
 pub mod units;
 
 pub use address::{Chunk, VirtualAddress};
+pub use addresses_only::AddressesOnly;
 pub use allocator::{AllocatorOptions, FlexAllocator};
 pub use arena::blocks::BlockHandle;
 pub use arena::region::RegionOrder;

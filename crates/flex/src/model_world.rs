@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::addresses_only::AddressesOnly;
 use crate::gate::{Collected, Entry, FailedRequest, Gate, Generation, Reclaimer, ThreadToken};
 use crate::pressure::collecting::{self, Gaps, GateCollection};
 use crate::pressure::{Hints, SkipReason};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::test_device::Addresses;
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, CompositeAddress, FlexAllocator, FlexError,
     Topology, Unlocked,
@@ -34,7 +34,7 @@ pub(crate) fn allocator_with_magazines(blocks: u64) -> FlexAllocator {
 fn allocator_with(blocks: u64, magazines: bool) -> FlexAllocator {
     let topology = Topology::uniform(blocks * BLOCK).unwrap();
     let options = AllocatorOptions { magazines, ..AllocatorOptions::default() };
-    FlexAllocator::new(Arc::new(Addresses::default()), &topology, options).unwrap()
+    FlexAllocator::new(Arc::new(AddressesOnly::default()), &topology, options).unwrap()
 }
 
 pub(crate) fn allocate(allocator: &FlexAllocator) -> Result<CompositeAddress, FlexError> {

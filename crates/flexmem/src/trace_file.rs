@@ -7,7 +7,7 @@ use std::path::Path;
 use flex_trace::{Header, ReadError, Reader, Record, Tables, Writer};
 use tempfile::SpooledTempFile;
 
-use crate::import::{ImportError, Kind, import};
+use crate::import::{ImportError, Kind, Sharing, import};
 
 /// Traces up to this size stay in memory.
 const IN_MEMORY_BYTES: usize = 64 << 20;
@@ -20,14 +20,38 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Imports a file.
+    /// Imports what can be read once.
     ///
     /// # Errors
     ///
     /// [`ImportError`].
     pub fn import(input: impl Read, name: &str) -> Result<TraceFile, ImportError> {
+        TraceFile::import_as(input, name, Sharing::Refused)
+    }
+
+    /// Imports what can be opened again, which a pickle needs in which something stands in several places.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`].
+    pub fn import_again<R: Read>(
+        mut open: impl FnMut() -> io::Result<R>,
+        name: &str,
+    ) -> Result<TraceFile, ImportError> {
+        match TraceFile::import(open()?, name) {
+            Err(error) if error.is_of_sharing() => TraceFile::import_as(open()?, name, Sharing::Kept),
+            result => result,
+        }
+    }
+
+    /// Imports, with or without what is shared.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`].
+    pub fn import_as(input: impl Read, name: &str, sharing: Sharing) -> Result<TraceFile, ImportError> {
         let mut writer = Writer::new(SpooledTempFile::new(IN_MEMORY_BYTES), Header::default())?;
-        let kind = import(input, name, &mut writer)?;
+        let kind = import(input, name, &mut writer, sharing)?;
         Ok(TraceFile { trace: writer.finish()?, kind })
     }
 
@@ -37,7 +61,11 @@ impl TraceFile {
     ///
     /// [`ImportError`].
     pub fn open(path: &Path) -> Result<TraceFile, ImportError> {
-        TraceFile::import(File::open(path)?, &file_name(path))
+        if path.metadata()?.is_file() {
+            TraceFile::import_again(|| File::open(path), &file_name(path))
+        } else {
+            TraceFile::import(File::open(path)?, &file_name(path))
+        }
     }
 
     /// What the file was.

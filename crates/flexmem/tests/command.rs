@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::{data, sample};
-use flex_trace::{Action, Event, Header, Record, Writer};
+use flex_trace::record::{BlockSnapshot, BlockState, Frame, History, RegionState};
+use flex_trace::{Action, Address, Event, FrameId, Header, Record, StackId, StringId, Writer};
 
 fn flexmem(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).output().unwrap()
@@ -50,18 +51,6 @@ fn a_broken_file_leaves_no_output_and_fails_with_its_name() {
 }
 
 #[test]
-fn an_output_without_a_folder_is_said_to_be_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, output) = (sample_name("complete_trace.pickle"), folder.path().join("missing").join("out"));
-    for command in ["import", "report"] {
-        let found = flexmem(&[command, &file, "-o", output.to_str().unwrap()]);
-        let parent = output.parent().unwrap().display();
-        let expected = format!("flexmem: {}: there is no folder {parent}\n", output.display());
-        assert_eq!((found.status.code(), String::from_utf8(found.stderr).unwrap()), (Some(1), expected));
-    }
-}
-
-#[test]
 fn wrong_arguments_have_a_status_of_their_own() {
     for arguments in [&["info"][..], &["no-such-command"], &["info", "x", "--device-memory", "many"]] {
         assert_eq!(flexmem(arguments).status.code(), Some(2), "{arguments:?}");
@@ -95,18 +84,6 @@ fn arguments_that_do_not_go_together_are_wrong_ones() {
 }
 
 #[test]
-fn a_reader_who_has_seen_enough_is_no_error() {
-    let file = sample_name("complete_trace.pickle");
-    for arguments in [&["info", &file][..], &["info", &file, "--json"], &["report", &file, "--json"]] {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_flexmem")).args(arguments).stdout(writer).output().unwrap();
-        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
-    }
-}
-
-#[test]
 fn an_error_that_nobody_can_read_has_its_status() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     for arguments in [&["info", "/nowhere"][..], &["replay", "/nowhere", "--device-memory", "1GiB"]] {
@@ -131,26 +108,127 @@ fn names_of_a_file_do_not_steer_the_terminal() {
     assert!(error.contains("no\\u{1b}[2Jne: "), "{error}");
 }
 
-#[test]
-fn lists_have_as_many_entries_as_asked_for() {
+/// A trace with twelve of each thing that lists show.
+fn twelve_of_each() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
-    let action = Action::OutOfMemory {
-        requested_bytes: 1 << 20,
-        free_bytes: None,
-        largest_free_bytes: None,
-        capacity_bytes: None,
-    };
-    let allocated =
-        Action::Allocated { address: 4096.into(), size_bytes: 512, rounded_bytes: None, stream: 0 };
-    for action in std::iter::once(allocated).chain(std::iter::repeat_n(action, 12)) {
-        writer.write(&Record::Event(Event::new(0, action))).unwrap();
+    let mut write = |record: Record<'_>| writer.write(&record).unwrap();
+    // Not whole, or what is live at the end would be one contradiction more.
+    let (reserved_before_bytes, contradictions, baseline_freed) = (None, 1, 0);
+    let recorded = true;
+    write(Record::History(History {
+        device: 0,
+        recorded,
+        reserved_before_bytes,
+        contradictions,
+        baseline_freed,
+    }));
+    write(Record::String { id: StringId(0), text: "train.py" });
+    for id in 0..12_u32 {
+        write(Record::String { id: StringId(id + 1), text: &format!("step{id}") });
+        let (function, file) = (StringId(id + 1), StringId(0));
+        write(Record::Frame(Frame { id: FrameId(id), function, file, line: 1 }));
+        write(Record::Stack { id: StackId(id), frames: [id].as_slice().into() });
+        let (address, size_bytes) = (Address(u64::from(id) << 20), 512);
+        let allocated = Action::Allocated { address, size_bytes, rounded_bytes: None, stream: 0 };
+        write(Record::Event(Event { stack: Some(StackId(id)), ..Event::new(0, allocated) }));
     }
+    let (requested_bytes, free_bytes, largest_free_bytes) = (1 << 20, None, None);
+    let failed =
+        Action::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes, capacity_bytes: None };
+    for _ in 0..12 {
+        write(Record::Event(Event::new(0, failed)));
+    }
+    for region in 0..12_u64 {
+        write(Record::RegionState(RegionState {
+            device: 0,
+            address: (region << 20).into(),
+            size_bytes: 1 << 20,
+            stream: 0,
+            pool: (0, region + 1),
+            small: false,
+            expandable: false,
+            allocated_bytes: Some(7),
+            active_bytes: None,
+            stack: None,
+        }));
+        for id in 0..12 {
+            let (live, free) = (BlockState::Live, BlockState::Free);
+            for (size_bytes, state) in [(512, live), ((1 << 20) / 12 - 512 + u64::from(id == 11) * 4, free)] {
+                let stack = Some(StackId(id));
+                write(Record::Block(BlockSnapshot { size_bytes, requested_bytes: 512, state, stack }));
+            }
+        }
+    }
+    writer.finish().unwrap()
+}
+
+/// Each list of a JSON object, and of those in it, with what is said to be left out.
+fn lists(value: &serde_json::Value) -> Vec<(String, usize, u64)> {
+    let mut all = Vec::new();
+    let serde_json::Value::Object(entries) = value else { return all };
+    for (key, entry) in entries {
+        if let Some(list) = entry.as_array().filter(|list| list.iter().any(serde_json::Value::is_object)) {
+            let left_out = match key.as_str() {
+                "holders" => &value["other_holders"]["sites"],
+                key => &value[format!("{key}_left_out")],
+            };
+            all.push((key.clone(), list.len(), left_out.as_u64().unwrap_or(u64::MAX)));
+            all.extend(list.iter().flat_map(lists));
+        } else {
+            all.extend(lists(entry));
+        }
+    }
+    all
+}
+
+#[test]
+fn lists_have_as_many_entries_as_asked_for_and_say_how_many_are_left_out() {
     let folder = tempfile::tempdir().unwrap();
-    let trace = folder.path().join("failures.trace").display().to_string();
-    std::fs::write(&trace, writer.finish().unwrap()).unwrap();
+    let trace = folder.path().join("twelve.trace").display().to_string();
+    std::fs::write(&trace, twelve_of_each()).unwrap();
+    for top in [0_usize, 2, 12, 500] {
+        let top_text = top.to_string();
+        let output = flexmem(&["info", &trace, "--json", "--top", &top_text]);
+        let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let device = &info["devices"][0];
+        let (shown, left_out) = (top.min(12), 12 - top.min(12) as u64);
+        let all = lists(device);
+        let mut names: Vec<_> = all.iter().map(|(name, ..)| name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        if top > 0 {
+            assert_eq!(names, ["blocks", "holders", "out_of_memory", "pinned", "private_pools"]);
+        }
+        for (name, length, others) in &all {
+            assert_eq!((*length, *others), (shown, left_out), "{name} with --top {top}");
+        }
+        let impossible = device["impossible"].as_array().unwrap().len();
+        assert_eq!((impossible, device["impossible_left_out"].as_u64().unwrap()), (shown, left_out));
+    }
+}
+
+#[test]
+fn lists_in_text_say_how_many_entries_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("twelve.trace").display().to_string();
+    std::fs::write(&trace, twelve_of_each()).unwrap();
     let output = flexmem(&["info", &trace, "--top", "2"]);
     assert_eq!(out(&output).matches("tried 1.00 MiB").count(), 2, "{output:?}");
-    assert!(out(&output).contains("                 10 requests failed besides\n"), "{output:?}");
+    for (line, times) in [
+        ("10 other failed requests\n", 1),
+        ("10 other contradictions\n", 1),
+        ("10 other private pools\n", 1),
+        ("10 other nearly empty segments\n", 1),
+        ("10 other blocks\n", 2),
+        ("    5.00 KiB     10 blocks  in 10 other places\n", 1),
+    ] {
+        assert_eq!(out(&output).matches(line).count(), times, "{line} in {}", out(&output));
+    }
+    let output = flexmem(&["info", &trace, "--top", "0"]);
+    for line in ["  impossible     12 other contradictions\n", "  out of memory  12 other failed requests\n"]
+    {
+        assert!(out(&output).contains(line), "{line} in {}", out(&output));
+    }
 }
 
 #[test]

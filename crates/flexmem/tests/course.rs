@@ -176,14 +176,14 @@ fn what_stays_and_grows_is_a_leak_and_its_owner_is_named() {
         trace.churn(100, 2);
     }
     let info = trace.info();
-    let Course::Growing { from_bytes, to_bytes, sites } = &info.devices[0].course else {
+    let Course::Growing { from_bytes, to_bytes, holders } = &info.devices[0].course else {
         panic!("{:?}", info.devices[0].course)
     };
     // Of 320 events in parts of 40; the least is at the first of each part.
     assert_eq!((*from_bytes, *to_bytes), (90, 570));
-    assert_eq!(sites[0].site.as_deref(), Some("step (train.py:7)"));
+    assert_eq!(holders.largest[0].site.as_deref(), Some("step (train.py:7)"));
     // What was kept since the first part, and the temporary block that made the peak.
-    assert_eq!((sites[0].bytes, sites[0].blocks), (56 * 10 + 100, 57));
+    assert_eq!((holders.largest[0].bytes, holders.largest[0].blocks), (56 * 10 + 100, 57));
 }
 
 #[test]

@@ -122,7 +122,7 @@ proptest! {
         let mut trace = TraceFile::import(bytes.as_slice(), "extreme").unwrap();
         let options = Options { device_memory_bytes: None, top };
         let answers = info(&mut trace, &options).unwrap();
-        prop_assert!(answers.devices.iter().all(|device| device.holders.len() <= top));
+        prop_assert!(answers.devices.iter().all(|device| device.holders.largest.len() <= top));
         Report::of(&mut trace, "extreme", Limits::default()).unwrap().page().unwrap();
         for (_, operations) in Operations::of(&mut trace).unwrap() {
             let layout = Layout { regions: 2 };

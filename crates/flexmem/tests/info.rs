@@ -6,10 +6,12 @@ mod common;
 use std::path::Path;
 
 use common::{data, sample};
-use flex_trace::record::{Device, History, PressureEnd, Source, tried};
-use flex_trace::{Action, Address, Event, Header, Record, Writer};
+use flex_trace::record::{
+    BlockSnapshot, BlockState, Device, Frame, History, PressureEnd, RegionState, Source, tried,
+};
+use flex_trace::{Action, Address, Event, FrameId, Header, Record, StackId, StringId, Writer};
 use flexmem::TraceFile;
-use flexmem::info::answers::{HistoryState, Info};
+use flexmem::info::answers::{HistoryState, Info, PinningBlock};
 use flexmem::info::{Options, info};
 use serde_json::Value;
 
@@ -93,7 +95,7 @@ fn whether_history_was_on_and_whole() {
     let with_stacks = TraceFile::import(data("bare_list.pickle").as_slice(), "bare_list").unwrap();
     let with_stacks = info(&mut { with_stacks }, &Options { device_memory_bytes: None, top: 5 }).unwrap();
     assert_eq!(with_stacks.devices[0].history.state, HistoryState::OwnersOnly);
-    assert_eq!(with_stacks.devices[0].holders[0].site.as_deref(), Some("step (train.py:3)"));
+    assert_eq!(with_stacks.devices[0].holders.largest[0].site.as_deref(), Some("step (train.py:3)"));
     assert_eq!(state("expandable_oom_four_devices.pickle"), "0 truncated, 1 whole, 2 whole, 3 never_on");
 }
 
@@ -289,4 +291,64 @@ fn events_that_contradict_each_other_are_not_taken_for_a_late_beginning() {
     assert_eq!(advice(0, 0), "");
     assert!(advice(1, 0).starts_with("Some events do not fit the others"), "{}", advice(1, 0));
     assert!(advice(1, 1).starts_with("History does not reach back"), "{}", advice(1, 1));
+}
+
+/// A segment of 4096 bytes with blocks of sizes and states, whose stacks are their numbers.
+fn with_blocks(blocks: &[(u64, BlockState)], top: usize) -> Info {
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    let mut write = |record: Record<'_>| writer.write(&record).unwrap();
+    write(Record::String { id: StringId(0), text: "train.py" });
+    write(Record::String { id: StringId(1), text: "step" });
+    write(Record::RegionState(RegionState {
+        device: 0,
+        address: Address(0x1000),
+        size_bytes: 4096,
+        stream: 0,
+        pool: (0, 0),
+        small: false,
+        expandable: false,
+        allocated_bytes: None,
+        active_bytes: None,
+        stack: None,
+    }));
+    for (number, &(size_bytes, state)) in blocks.iter().enumerate() {
+        let id = number as u32;
+        let (function, file) = (StringId(1), StringId(0));
+        write(Record::Frame(Frame { id: FrameId(id), function, file, line: id }));
+        write(Record::Stack { id: StackId(id), frames: [id].as_slice().into() });
+        let stack = Some(StackId(id));
+        write(Record::Block(BlockSnapshot { size_bytes, requested_bytes: size_bytes, state, stack }));
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "generated").unwrap();
+    info(&mut trace, &Options { device_memory_bytes: None, top }).unwrap()
+}
+
+#[test]
+fn the_blocks_that_keep_a_nearly_empty_segment_are_named_those_between_large_holes_first() {
+    let (live, pending, free) = (BlockState::Live, BlockState::PendingFree, BlockState::Free);
+    let blocks = [(64, live), (100, free), (32, pending), (1000, free), (16, live), (2868, free), (16, live)];
+    let named = |top| {
+        let found = with_blocks(&blocks, top);
+        let [segment] = found.devices[0].memory.as_ref().unwrap().pinned.as_slice() else { panic!("one") };
+        assert_eq!((segment.address, segment.free_bytes), (0x1000, 100 + 1000 + 2868));
+        let block = |block: &PinningBlock| {
+            let line = block.stack[0].clone();
+            (block.address - 0x1000, block.size_bytes, block.free_before_bytes, block.free_after_bytes, line)
+        };
+        (segment.blocks.iter().map(block).collect::<Vec<_>>(), segment.blocks_left_out)
+    };
+    let line = |number: u32| format!("step (train.py:{number})");
+    let expected = [
+        (1196, 16, 1000, 2868, line(4)),
+        (4080, 16, 2868, 0, line(6)),
+        (164, 32, 100, 1000, line(2)),
+        // The line of the first frame is not known.
+        (0, 64, 0, 100, "step (train.py)".to_owned()),
+    ];
+    assert_eq!(named(5), (expected.to_vec(), 0));
+    assert_eq!(named(1), (expected[..1].to_vec(), 3));
+    // A quarter in use is not nearly empty.
+    let quarter = with_blocks(&[(1024, live), (3072, free)], 5);
+    assert!(quarter.devices[0].memory.as_ref().unwrap().pinned.is_empty());
 }

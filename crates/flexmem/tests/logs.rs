@@ -6,7 +6,7 @@ use std::io::Read;
 
 use common::{imported, lines};
 use flex_trace::{Header, Writer};
-use flexmem::import::Kind;
+use flexmem::import::{Kind, Sharing};
 
 #[track_caller]
 fn assert_trace(file: &str, kind: Kind, expected: &[&str]) {
@@ -116,7 +116,7 @@ impl Read for Drops<'_> {
 fn a_file_in_pieces_is_told_apart_as_a_whole_one_is() {
     let import = |file: &str| {
         let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
-        flexmem::import::import(Drops(file.as_bytes()), "file", &mut writer)
+        flexmem::import::import(Drops(file.as_bytes()), "file", &mut writer, Sharing::Refused)
     };
     assert_eq!(import("Thread,Time,Action,Pointer,Size,Stream\n").unwrap(), Kind::Rmm);
     assert_eq!(import("id,lower,upper,size\n0,0,5,128\n").unwrap(), Kind::MiniMalloc);
@@ -129,7 +129,7 @@ fn what_is_cut_off_or_is_no_base64_is_said() {
     let refused = |file: &str| imported(file.as_bytes()).unwrap_err().to_string();
     let error = refused("{\"traceEvents\": [{\"name\": \"x\"}, ");
     assert!(error.starts_with("the JSON ends in the middle: the file was cut off"), "{error}");
-    let error = refused("{\"traceEvents\": [5]}");
+    let error = refused("{\"traceEvents\": 5}");
     assert!(error.starts_with("this is no trace of PyTorch's profiler: invalid type"), "{error}");
     let error = refused("<html>\"base64\": \"!!!!\"</html>");
     assert!(error.starts_with("the snapshot in this page is no base64: "), "{error}");
@@ -145,7 +145,9 @@ fn the_profiler_in_order_of_time_without_the_memory_of_the_cpu() {
         serde_json::json!({"ph": "X", "name": "aten::add", "ts": 1, "dur": 2, "args": {"Addr": "no number"}});
     let events = vec![event(5.5, 1, 4096, -64), event(1.25, 1, 4096, 64), event(1.0, 0, 16, 8), other];
     let expected = [
-        DEVICE,
+        "Remark(Remark { device: None, impossible: false, text: \"events passed over, since they are of the CPU's memory, \
+         beside that of accelerators: 1\" })",
+        "Device(Device { device: 0, name: Some(\"cuda:0\"), capacity_bytes: None })",
         "0 Allocated { address: Address(4096), size_bytes: 64, rounded_bytes: None, stream: 0 } at 1250",
         "0 Freed { address: Address(4096), size_bytes: 64 } at 5500",
         "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
@@ -158,5 +160,76 @@ fn the_profiler_in_order_of_time_without_the_memory_of_the_cpu() {
     assert_refused(
         &without.to_string(),
         "the profiler's `[memory]` events have no addresses: record with PyTorch 1.12 or later",
+    );
+}
+
+/// Events of the profiler at times of their own: a kind of device and its number, an address, and bytes.
+fn profile(changes: &[(i64, i64, u64, i64)]) -> Vec<serde_json::Value> {
+    let event = |(ts, &(kind, index, address, bytes)): (usize, &(i64, i64, u64, i64))| {
+        serde_json::json!({"name": "[memory]", "ts": ts, "args": {
+            "Bytes": bytes, "Device Id": index, "Device Type": kind, "Addr": address}})
+    };
+    changes.iter().enumerate().map(event).collect()
+}
+
+#[test]
+fn devices_of_two_kinds_with_one_number_are_two() {
+    let events = profile(&[(1, 0, 4096, 64), (20, 0, 4096, 32), (20, 0, 4096, -32), (1, 0, 4096, -64)]);
+    assert_trace(
+        &serde_json::json!({"traceEvents": events}).to_string(),
+        Kind::Json,
+        &[
+            "Device(Device { device: 0, name: Some(\"cuda:0\"), capacity_bytes: None })",
+            "Device(Device { device: 1, name: Some(\"privateuseone:0\"), capacity_bytes: None })",
+            "0 Allocated { address: Address(4096), size_bytes: 64, rounded_bytes: None, stream: 0 } at 0",
+            "1 Allocated { address: Address(4096), size_bytes: 32, rounded_bytes: None, stream: 0 } at 1000",
+            "1 Freed { address: Address(4096), size_bytes: 32 } at 2000",
+            "0 Freed { address: Address(4096), size_bytes: 64 } at 3000",
+            "History(History { device: 0, recorded: true, reserved_before_bytes: None, contradictions: 0, \
+             baseline_freed: 0 })",
+            "History(History { device: 1, recorded: true, reserved_before_bytes: None, contradictions: 0, \
+             baseline_freed: 0 })",
+        ],
+    );
+}
+
+#[test]
+fn odd_events_of_the_profiler_are_passed_over_and_counted() {
+    let event = |key: &str, value: serde_json::Value| {
+        let mut event = profile(&[(0, -1, 64, 8)]).remove(0);
+        let fields = if event.get(key).is_some() { &mut event } else { &mut event["args"] };
+        fields[key] = value;
+        event
+    };
+    let text = || serde_json::json!("text");
+    let odd = [
+        serde_json::json!(5),
+        serde_json::json!(null),
+        serde_json::json!([[]]),
+        serde_json::json!({"name": "[memory]"}),
+        event("ts", text()),
+        event("ts", serde_json::json!(-1.0)),
+        event("args", text()),
+        event("Bytes", text()),
+        event("Bytes", serde_json::json!(0.5)),
+        event("Addr", serde_json::json!(-1)),
+        event("Device Type", text()),
+        event("Device Type", serde_json::json!(-1)),
+        event("Device Id", serde_json::json!(1_u64 << 40)),
+    ];
+    // What other events have is their own business.
+    let others = [serde_json::json!({"name": 7, "ts": [], "tid": {}, "args": []}), event("tid", text())];
+    let usable = profile(&[(0, -1, 64, 8)]);
+    let all = [&usable[..], &odd, &others].concat();
+    let remark = format!("events passed over, since they are not what the profiler writes: {}", odd.len());
+    for file in [serde_json::json!({"traceEvents": all}), all.clone().into()] {
+        let (_, trace) = imported(file.to_string().as_bytes()).unwrap();
+        let lines = lines(&trace);
+        assert!(lines[2].contains(&remark), "{lines:?}");
+        assert_eq!(lines.iter().filter(|line| line.contains("Allocated")).count(), 2, "the others are sound");
+    }
+    assert_refused(
+        &serde_json::json!({"traceEvents": odd}).to_string(),
+        "nothing in this trace is usable: events that are not what the profiler writes: 13",
     );
 }

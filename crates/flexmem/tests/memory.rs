@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flexmem::TraceFile;
+use flexmem::import::Sharing;
 use large::Snapshot;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -74,10 +75,12 @@ fn a_snapshot_takes_a_fraction_of_its_size() {
 /// 64 bytes for each byte of the file, and 16 MiB.
 #[track_caller]
 fn assert_bounded(what: &str, file: &[u8]) {
-    let (peak, result) = peak_bytes(|| TraceFile::import(file, "hostile").map(drop));
-    let bound = 64 * file.len() + (16 << 20);
-    assert!(peak < bound, "{what}: {peak} bytes of memory for a file of {}; bound {bound}", file.len());
-    assert!(result.is_err(), "{what}");
+    for sharing in [Sharing::Refused, Sharing::Kept] {
+        let (peak, result) = peak_bytes(|| TraceFile::import_as(file, "hostile", sharing).map(drop));
+        let (bound, size) = (64 * file.len() + (16 << 20), file.len());
+        assert!(peak < bound, "{what}: {peak} bytes of memory for a file of {size}; bound {bound}");
+        assert!(result.is_err(), "{what}");
+    }
 }
 
 #[test]
@@ -114,6 +117,48 @@ fn hostile_pickles_take_no_more_than_the_stated_multiple() {
     }
     list.push(b'.');
     assert_bounded("a list of nothing", &list);
+}
+
+/// A dict of protocol 4, of texts and what is written behind each.
+fn dict(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes = b"}(".to_vec();
+    for (key, value) in entries {
+        bytes.extend([0x8c, key.len() as u8]);
+        bytes.extend(key.as_bytes());
+        bytes.extend(*value);
+    }
+    bytes.push(b'u');
+    bytes
+}
+
+#[test]
+fn what_is_shared_is_not_multiplied_without_end() {
+    let _guard = one_at_a_time();
+    let many = |first: Vec<u8>, number: u8, times: usize| {
+        let others = [b'h', number].repeat(times);
+        [b"](".to_vec(), first, vec![b'q', number], others, b"e".to_vec()].concat()
+    };
+    let one = b"K\x01".as_slice();
+    let block = dict(&[("size", one), ("state", b"\x8c\x08inactive")]);
+    let blocks = [many(block, 0, 50_000), b"q\x01".to_vec()].concat();
+    let size = [b"M".as_slice(), &50_001_u16.to_le_bytes()].concat();
+    let segment = |blocks: &[u8]| {
+        dict(&[("device", b"K\0"), ("address", one), ("total_size", &size), ("blocks", blocks)])
+    };
+    let event = dict(&[("action", b"\x8c\x05alloc"), ("addr", one), ("size", one)]);
+    let events = [many(event, 0, 50_000), b"q\x01".to_vec()].concat();
+    let segments = [segment(&blocks), segment(b"h\x01").repeat(5_000)].concat();
+    let same_segment = many(segment(&blocks), 2, 50_000);
+    for (what, root) in [
+        (
+            "segments with the same blocks",
+            dict(&[("segments", &[b"](".as_slice(), &segments, b"e"].concat())]),
+        ),
+        ("the same segment", dict(&[("segments", &same_segment)])),
+        ("the same events", dict(&[("device_traces", &many(events, 3, 4_000)), ("segments", b"]")])),
+    ] {
+        assert_bounded(what, &[b"\x80\x04", root.as_slice(), b"."].concat());
+    }
 }
 
 #[test]

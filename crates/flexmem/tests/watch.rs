@@ -1,6 +1,7 @@
 //! `flexmem watch` on this very process, which streams what its tests do.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -199,6 +200,19 @@ fn once_shows_what_is_known_and_ends() {
 }
 
 #[test]
+fn an_output_that_is_full_ends_the_watch() {
+    let world = World::new(1024);
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for arguments in [&["--once"][..], &["--json"], &["--interval", "0.05"]] {
+        let mut command = watch(&world.runtime, std::process::id(), arguments);
+        let output = command.stdout(full()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let expected = "flexmem: the standard output: No space left on device (os error 28)\n";
+        assert_eq!((output.status.code(), said.as_str()), (Some(1), expected), "{arguments:?}");
+    }
+}
+
+#[test]
 fn after_a_loss_the_watch_begins_anew_and_is_right_again() {
     let world = World::new(16);
     let mut watcher = world.watch(&["--json", "--interval", "0.05"]);
@@ -237,16 +251,34 @@ fn a_process_that_cannot_be_watched_is_said_to_be_so() {
     assert_eq!(refused(&world.runtime, std::process::id()).0, 5);
 }
 
+/// A process of another user: one that is visible, or, by the rights of root, one made for it. None where there is
+/// neither, as in a container of one user.
+fn process_of_another_user() -> Option<(u32, Option<Child>)> {
+    let user = |path: &Path| std::fs::metadata(path).ok().map(|metadata| metadata.uid());
+    let own = user(Path::new("/proc/self")).unwrap();
+    let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let mut entries = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let found =
+        entries.find_map(|path| number(&path).filter(|_| user(&path).is_some_and(|user| user != own)));
+    found.map(|process| (process, None)).or_else(|| {
+        let child = Command::new("sleep").arg("600").uid(65_534).spawn().ok()?;
+        Some((child.id(), Some(child)))
+    })
+}
+
 #[test]
 fn another_users_process_is_refused() {
     let runtime = tempfile::tempdir().unwrap();
-    // Where the tests run as root its own process is another user's by a user without rights; else init is root's.
-    let is_root = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0;
-    let mut other = is_root.then(|| Command::new("sleep").arg("600").uid(65_534).spawn().unwrap());
-    let (status, text) = refused(&runtime, other.as_ref().map_or(1, Child::id));
-    if let Some(other) = &mut other {
-        other.kill().unwrap();
-        other.wait().unwrap();
+    let Some((process, child)) = process_of_another_user() else {
+        eprintln!(
+            "no process of another user: the test beside `status` in cli/watch says the same of the error"
+        );
+        return;
+    };
+    let (status, text) = refused(&runtime, process);
+    if let Some(mut child) = child {
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
     assert_eq!(status, 6, "{text}");
     assert!(text.contains("belongs to the user with number"), "{text}");

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use flex::{
-    AllocationDirective, AllocatorOptions, BlockHandle, Device, DeviceError, DomainId, FlexAllocator,
-    MemoryType, RegionId, RegionLayout, Topology, VirtualAddress,
+    AddressesOnly, AllocationDirective, AllocatorOptions, BlockHandle, DomainId, FlexAllocator, MemoryType,
+    RegionLayout, Topology,
 };
 
 use super::{Peer, UNIT_BYTES};
@@ -30,7 +30,7 @@ impl Peer for FlexLocked {
         let size_bytes = capacity_units * UNIT_BYTES;
         let layout = RegionLayout { domain: DomainId(0), memory_type: MemoryType::Tensor, size_bytes };
         let topology = Topology::custom(vec![layout]).expect("a capacity that a region can have");
-        let device = Arc::new(AddressesOnly { capacity_bytes: size_bytes });
+        let device = Arc::new(AddressesOnly::default());
         let allocator = FlexAllocator::new(device, &topology, AllocatorOptions::default());
         FlexLocked {
             allocator: allocator.expect("a valid topology"),
@@ -51,51 +51,5 @@ impl Peer for FlexLocked {
 
     fn offset_units(&self, handle: &Self::Handle) -> u64 {
         handle.1 / UNIT_BYTES
-    }
-}
-
-/// A device that gives out regions with nothing behind them.
-#[derive(Debug)]
-struct AddressesOnly {
-    capacity_bytes: u64,
-}
-
-impl AddressesOnly {
-    fn no_memory<T>(operation: &'static str) -> Result<T, DeviceError> {
-        Err(DeviceError::Failed { operation, code: 0, message: "this device has no memory".into() })
-    }
-}
-
-impl Device for AddressesOnly {
-    fn name(&self) -> &str {
-        "addresses only"
-    }
-
-    fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
-    }
-
-    fn acquire_region(&self, _: u64, _: DomainId, _: MemoryType) -> Result<RegionId, DeviceError> {
-        Ok(RegionId(0))
-    }
-
-    fn release_region(&self, _: RegionId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn can_release_regions(&self) -> bool {
-        true
-    }
-
-    fn copy_in(&self, _: VirtualAddress, _: &[u8]) -> Result<(), DeviceError> {
-        AddressesOnly::no_memory("copy in")
-    }
-
-    fn copy_out(&self, _: VirtualAddress, _: &mut [u8]) -> Result<(), DeviceError> {
-        AddressesOnly::no_memory("copy out")
-    }
-
-    fn fill(&self, _: VirtualAddress, _: u64, _: u8) -> Result<(), DeviceError> {
-        AddressesOnly::no_memory("fill")
     }
 }

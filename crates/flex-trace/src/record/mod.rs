@@ -14,7 +14,7 @@ mod state;
 mod values;
 
 pub use self::event::{Action, Event, tried};
-pub use self::state::{BlockSnapshot, Device, Frame, History, LayoutRegion, RegionState, Source};
+pub use self::state::{BlockSnapshot, Device, Frame, History, LayoutRegion, RegionState, Remark, Source};
 pub use self::values::{
     Address, BlockState, ClockOrigin, FrameId, PressureEnd, RegionUse, StackId, StringId,
 };
@@ -69,6 +69,8 @@ pub enum Record<'a> {
         /// Records before it.
         records: u64,
     },
+    /// Something that an importer says of its file.
+    Remark(Remark<'a>),
     /// A record of a kind that this reader does not know. Its body is passed over; written, it has none.
     Unknown {
         /// Its kind.
@@ -89,6 +91,7 @@ mod kind {
     pub(super) const REGION_STATE: u64 = 10;
     pub(super) const BLOCK: u64 = 11;
     pub(super) const END: u64 = 12;
+    pub(super) const REMARK: u64 = 13;
 }
 
 impl<'a> Record<'a> {
@@ -106,6 +109,7 @@ impl<'a> Record<'a> {
             Record::RegionState(_) => kind::REGION_STATE,
             Record::Block(_) => kind::BLOCK,
             Record::End { .. } => kind::END,
+            Record::Remark(_) => kind::REMARK,
             Record::Event(event) => event.action.kind(),
             Record::Unknown { kind } => *kind,
         }
@@ -136,6 +140,7 @@ impl<'a> Record<'a> {
             Record::RegionState(region) => region.put(encoder),
             Record::Block(block) => block.put(encoder),
             Record::End { records } => records.put(encoder),
+            Record::Remark(remark) => remark.put(encoder),
             Record::Unknown { .. } => {}
         }
     }
@@ -155,6 +160,7 @@ impl<'a> Record<'a> {
             kind::REGION_STATE => Record::RegionState(RegionState::take(decoder)?),
             kind::BLOCK => Record::Block(BlockSnapshot::take(decoder)?),
             kind::END => Record::End { records: u64::take(decoder)? },
+            kind::REMARK => Record::Remark(Remark::take(decoder)?),
             kind => match Event::take(kind, decoder)? {
                 Some(event) => Record::Event(event),
                 None => Record::Unknown { kind },

@@ -76,6 +76,18 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// What an importer has to say of its file, and no figure tells.
+    Remark<'a> {
+        /// The device that it is about, if it is about one.
+        device: Option<u32>,
+        /// Whether the file contradicts itself there; else something was passed over.
+        impossible: bool,
+        /// The remark, a sentence without its full stop.
+        text: &'a str,
+    }
+}
+
+wire_struct! {
     /// A region as it was when the snapshot was taken. Its blocks follow, in the order of addresses.
     RegionState {
         /// The device.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flex_trace::record::{
     BlockSnapshot, BlockState, ClockOrigin, Device, Frame, History, LayoutRegion, PressureEnd, RegionState,
-    RegionUse, Source,
+    RegionUse, Remark, Source,
 };
 use flex_trace::{Action, Event, FrameId, Record, StackId, StringId};
 use proptest::prelude::*;
@@ -84,6 +84,7 @@ impl Owned {
                 let state = [BlockState::Free, BlockState::Live, BlockState::PendingFree][small as usize % 3];
                 Record::Block(BlockSnapshot { size_bytes: v0, requested_bytes: v1, state, stack })
             }
+            26 => Record::Remark(Remark { device: self.stack, impossible: flag, text: a }),
             number => Record::Event(Event {
                 device: small,
                 time_ns: optional,
@@ -141,7 +142,7 @@ fn any_record() -> impl Strategy<Value = Owned> {
     let texts = prop::array::uniform3(".{0,20}");
     let ids = prop::collection::vec(any::<u32>(), 0..80);
     let rest = (any::<u32>(), prop::option::of(any_number()), prop::option::of(any::<u32>()), any::<bool>());
-    (0_u8..26, texts, ids, values, rest).prop_map(|(number, texts, ids, values, rest)| {
+    (0_u8..27, texts, ids, values, rest).prop_map(|(number, texts, ids, values, rest)| {
         let (small, optional, stack, flag) = rest;
         Owned { number, texts, ids, values, small, optional, stack, flag }
     })

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::rack::{Class, LARGEST_UNITS, PATIENCE, RACKS};
+use crate::addresses_only::AddressesOnly;
 use crate::directive::Lane;
 use crate::pressure::{SharedCallback, Verdict};
-use crate::test_device::Addresses;
 use crate::{
     ALIGNMENT_BYTES, AllocationDirective, AllocatorOptions, BlockHandle, Chunk, CompositeAddress, DomainId,
     FlexAllocator, FlexError, MemoryType, RegionLayout, Topology,
@@ -21,7 +21,7 @@ const KIB: u64 = 1024;
 
 fn allocator(capacity_bytes: u64) -> FlexAllocator {
     let topology = Topology::uniform(capacity_bytes).unwrap();
-    FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap()
+    FlexAllocator::new(Arc::new(AddressesOnly::default()), &topology, AllocatorOptions::default()).unwrap()
 }
 
 fn allocate(allocator: &FlexAllocator, bytes: u64) -> (BlockHandle, Chunk) {
@@ -338,7 +338,7 @@ fn with_two_domains(bytes: u64) -> FlexAllocator {
         size_bytes: bytes,
     };
     let topology = Topology::custom(vec![layout(0), layout(1)]).unwrap();
-    FlexAllocator::new(Arc::new(Addresses::default()), &topology, AllocatorOptions::default()).unwrap()
+    FlexAllocator::new(Arc::new(AddressesOnly::default()), &topology, AllocatorOptions::default()).unwrap()
 }
 
 fn in_domains(domains: &[u32]) -> AllocationDirective {

@@ -1,11 +1,13 @@
 //! `flexmem info`: the answers as text, the most wanted first.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
+use super::output::{print, print_json};
 use super::text::{Lines, count, duration, number, percent, size};
-use super::{Common, open, print_json};
-use crate::info::answers::{Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo};
+use super::{Common, open};
+use crate::info::answers::{
+    Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo, PinnedSegment,
+};
 use crate::info::{Options, info};
 
 /// Answer the first questions about a memory file.
@@ -16,7 +18,7 @@ pub(super) struct Arguments {
     /// How much memory a device has, such as 24GiB: figures above it are flagged
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
     device_memory: Option<u64>,
-    /// How many entries lists have
+    /// How many holders, blocks, segments, failures and the like are listed; how many are left out is said
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 }
@@ -28,12 +30,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.common.json {
         print_json(&info)?;
     } else {
-        io::stdout().write_all(as_text(&info, arguments.top).as_bytes())?;
+        print(as_text(&info).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_text(info: &Info, top: usize) -> String {
+fn as_text(info: &Info) -> String {
     let mut lines = Lines::default();
     let devices = count(info.devices.len() as u64, "device");
     lines.plain(format_args!("{}: {}, {devices}", info.source.name, info.source.kind));
@@ -41,11 +43,14 @@ fn as_text(info: &Info, top: usize) -> String {
     if !on.is_empty() {
         lines.plain(format_args!("settings on: {}", on.join(", ")));
     }
+    for remark in &info.remarks {
+        lines.plain(format_args!("note: {remark}"));
+    }
     let (busy, idle): (Vec<_>, Vec<_>) =
         info.devices.iter().partition(|device| device.busy_bytes() > 0 || device.memory.is_some());
     for device in busy {
         lines.plain("");
-        describe(device, top, &mut lines);
+        describe(device, &mut lines);
     }
     if !idle.is_empty() {
         let numbers: Vec<_> = idle.iter().map(|device| device.device.to_string()).collect();
@@ -61,21 +66,20 @@ fn as_text(info: &Info, top: usize) -> String {
     lines.into_text()
 }
 
-fn describe(device: &DeviceInfo, top: usize, lines: &mut Lines) {
+fn describe(device: &DeviceInfo, lines: &mut Lines) {
     let name = device.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
     let capacity = device.capacity_bytes.map(|bytes| format!(", {}", size(bytes))).unwrap_or_default();
     lines.plain(format_args!("device {}{name}{capacity}", device.device));
     for impossible in &device.impossible {
         lines.add("impossible", impossible);
     }
-    for failure in device.out_of_memory.iter().take(top) {
+    let label = if device.impossible.is_empty() { "impossible" } else { "" };
+    lines.left_out(label, device.impossible_left_out, "contradiction");
+    for failure in &device.out_of_memory {
         out_of_memory(failure, device, lines);
     }
-    let more = device.events.out_of_memory.saturating_sub(top as u64);
-    if more > 0 {
-        let label = if top == 0 { "out of memory" } else { "" };
-        lines.add(label, format_args!("{} failed besides", count(more, "request")));
-    }
+    let label = if device.out_of_memory.is_empty() { "out of memory" } else { "" };
+    lines.left_out(label, device.out_of_memory_left_out, "failed request");
     history(device, lines);
     if let Some(peak) = &device.peak {
         let at_least = if peak.is_lower_bound { "at least " } else { "" };
@@ -189,7 +193,7 @@ fn course(course: &Course, lines: &mut Lines) {
                     .add("course", format_args!("one big step: {step}{by}, of a rise of {rise} to the peak"));
             }
         }
-        Course::Growing { from_bytes, to_bytes, sites } => {
+        Course::Growing { from_bytes, to_bytes, holders } => {
             lines.add(
                 "course",
                 format_args!(
@@ -198,7 +202,7 @@ fn course(course: &Course, lines: &mut Lines) {
                     size(*to_bytes)
                 ),
             );
-            lines.holders("  kept by", sites);
+            lines.holders("  kept by", holders);
         }
         Course::GrowingCache { from_bytes, to_bytes } => lines.add(
             "course",
@@ -249,15 +253,37 @@ fn state(memory: &MemoryInfo, lines: &mut Lines) {
             ),
         );
     }
+    lines.left_out("", memory.private_pools_left_out, "private pool");
     for (index, segment) in memory.pinned.iter().enumerate() {
-        let label = if index == 0 { "pinned" } else { "" };
-        let blocks = segment.holders.iter().map(|holder| holder.blocks).sum();
-        let holder = segment.holders.first().and_then(|holder| holder.site.clone());
-        let holder = holder.map(|site| format!(", first {site}")).unwrap_or_default();
-        let (free, active) = (size(segment.free_bytes), size(segment.active_bytes));
+        pinned(segment, if index == 0 { "pinned" } else { "" }, lines);
+    }
+    let label = if memory.pinned.is_empty() { "pinned" } else { "" };
+    lines.left_out(label, memory.pinned_left_out, "nearly empty segment");
+}
+
+/// A segment that is nearly empty, and the blocks that keep it.
+fn pinned(segment: &PinnedSegment, label: &str, lines: &mut Lines) {
+    let blocks = segment.blocks.len() as u64 + segment.blocks_left_out;
+    let (free, active) = (size(segment.free_bytes), size(segment.active_bytes));
+    lines.add(
+        label,
+        format_args!(
+            "{free:>11} free at {:#x}, kept by {active} in {}",
+            segment.address,
+            count(blocks, "block")
+        ),
+    );
+    for block in &segment.blocks {
+        let site = block.site.as_ref().map(|site| format!(", {site}")).unwrap_or_default();
+        let (before, after) = (size(block.free_before_bytes), size(block.free_after_bytes));
         lines.add(
-            label,
-            format_args!("{free:>11} free, kept by {active} in {}{holder}", count(blocks, "block")),
+            "",
+            format_args!(
+                "  {:>11} at {:#x}, {before} free before it, {after} behind{site}",
+                size(block.size_bytes),
+                block.address
+            ),
         );
     }
+    lines.left_out("", segment.blocks_left_out, "block");
 }

@@ -1,10 +1,11 @@
 //! The command `flexmem`: arguments, output, exit status.
 //!
-//! - `text`: sizes and tables for people; `progress`: the bar on long work.
+//! - `text`: sizes and tables for people; `progress`: the bar on long work; `output`: where results go.
 //! - one file for each subcommand.
 
 mod import;
 mod info;
+mod output;
 mod plan;
 mod progress;
 mod replay;
@@ -15,15 +16,12 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
-use std::fs::Permissions;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use tempfile::NamedTempFile;
 
 use crate::TraceFile;
 use crate::import::ImportError;
@@ -41,12 +39,12 @@ struct Arguments {
     command: Command,
 }
 
-const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, or is not what it should be; 2 wrong \
-                           arguments; 3 the memory given, or any in reason, does not serve the trace (replay, plan); \
+const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, is not what it should be, or cannot \
+                           be written; 2 wrong arguments; 3 the memory given, or any in reason, does not serve the trace (replay, plan); \
                            4 there is no such process, 5 it does not stream its history, 6 it is another user's \
                            (watch).";
 
-/// A file could not be read, or is not what it should be.
+/// A file could not be read, is not what it should be, or could not be written.
 const FAILED: u8 = 1;
 
 /// Arguments that do not go together; clap finds what is wrong with one alone.
@@ -90,9 +88,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version are errors too, to clap; a closed pipe is nobody's fault.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return explain(&error);
         }
     };
     match run(&arguments.command) {
@@ -102,6 +98,19 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             text::complain(format_args!("{error:#}"));
             ExitCode::from(if error.is::<WrongArguments>() { WRONG_ARGUMENTS } else { FAILED })
         }
+    }
+}
+
+/// Prints what clap has to say: help and the version, which are the result, and errors.
+fn explain(error: &clap::Error) -> ExitCode {
+    let printed = error.print().and_then(|()| io::stdout().flush()).context("the standard output");
+    match printed {
+        Err(failure) if !error.use_stderr() && !is_closed_pipe(&failure) => {
+            text::complain(format_args!("{failure:#}"));
+            ExitCode::from(FAILED)
+        }
+        // Whether the text of an error could be read makes no difference to it.
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_ARGUMENTS)),
     }
 }
 
@@ -116,7 +125,7 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "flexmem", &mut script);
-            io::stdout().write_all(&script)?;
+            output::print(&script)?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -134,17 +143,13 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     if path == Path::new("-") {
         return TraceFile::import(io::stdin().lock(), "-").map_err(named);
     }
+    let name = crate::trace_file::file_name(path);
+    // What is left of a pipe, when it was read once, is nothing.
+    if path.is_file() {
+        return TraceFile::import_again(|| progress::open(path), &name).map_err(named);
+    }
     let input = progress::open(path).map_err(|error| named(error.into()))?;
-    TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
-}
-
-/// A file that takes the place of another, or of none, when it is whole. It is as readable as any new file, and not
-/// private, as temporary ones are.
-fn new_file(output: &Path) -> anyhow::Result<NamedTempFile> {
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    anyhow::ensure!(folder.is_dir(), "there is no folder {}", folder.display());
-    let permissions = Permissions::from_mode(0o666);
-    Ok(tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?)
+    TraceFile::import(input, &name).map_err(named)
 }
 
 /// What the subcommands share.
@@ -169,11 +174,4 @@ fn operations(trace: &mut TraceFile, device: Option<u32>) -> anyhow::Result<(u32
     let found = all.into_iter().find(|(device, _)| *device == wanted);
     found
         .with_context(|| format!("device {wanted} allocated nothing; expected one of {}", numbers.join(", ")))
-}
-
-/// Prints a value as JSON.
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    Ok(io::stdout().write_all(&text)?)
 }

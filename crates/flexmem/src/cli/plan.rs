@@ -1,14 +1,14 @@
 //! `flexmem plan`.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use flex::RegionOrder;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::output::{print, print_json};
 use super::text::{Lines, size, size_with_places};
-use super::{Common, NOT_SERVED, open, operations, print_json};
+use super::{Common, NOT_SERVED, open, operations};
 use crate::replay::{
     CachingAllocator, FlexReplay, Layout, Operations, Player, Segments, WRITABLE_PLACES, play, smallest,
 };
@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.common.json {
         print_json(&planned)?;
     } else {
-        io::stdout().write_all(as_text(&planned).as_bytes())?;
+        print(as_text(&planned).as_bytes())?;
     }
     let is_served =
         planned.layouts.iter().any(|plan| plan.most_free_bytes.or(plan.least_free_bytes).is_some());

@@ -1,13 +1,13 @@
 //! `flexmem replay`.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use flex::RegionOrder;
 use serde::Serialize;
 
+use super::output::{print, print_json};
 use super::text::{Lines, count, number, percent, size};
-use super::{Common, NOT_SERVED, open, operations, print_json, wrong_arguments};
+use super::{Common, NOT_SERVED, open, operations, wrong_arguments};
 use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, Segments, play};
 
 /// Play a trace on FlexAllocator with a given memory.
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.common.json {
         print_json(&replayed)?;
     } else {
-        io::stdout().write_all(as_text(&replayed).as_bytes())?;
+        print(as_text(&replayed).as_bytes())?;
     }
     let is_served = replayed.flex.failure.is_none();
     Ok(if is_served { ExitCode::SUCCESS } else { ExitCode::from(NOT_SERVED) })

@@ -1,12 +1,10 @@
 //! `flexmem report`.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
-
-use super::{Common, new_file, open, print_json, text, wrong_arguments};
+use super::output::{Destination, print, print_json};
+use super::{Common, open, text, wrong_arguments};
 use crate::report::{Limits, Report};
 use crate::trace_file::file_name;
 
@@ -25,8 +23,8 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Common { file, json } = &arguments.common;
-    let output = arguments.output.as_deref();
-    let to_standard_output = output == Some(Path::new("-"));
+    let output = arguments.output.as_deref().map(Destination::find).transpose()?;
+    let to_standard_output = output.as_ref().is_some_and(Destination::is_standard_output);
     if *json && to_standard_output {
         return Err(wrong_arguments("--json and the page cannot both go to the standard output"));
     }
@@ -34,26 +32,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut report = Report::of(&mut open(file)?, &file_name(file), limits)?;
     // Always made: what is left out of it to make it fit is among the figures.
     let page = report.page()?;
-    match output {
-        Some(_) if to_standard_output => io::stdout().write_all(page.as_bytes())?,
-        Some(output) => write(output, page.as_bytes()).with_context(|| output.display().to_string())?,
-        None => {}
+    if let Some(output) = &output {
+        output.write(|file| file.write_all(page.as_bytes()))?;
     }
     if *json {
         print_json(&report.summary)?;
     } else if let Some(output) = output.filter(|_| !to_standard_output) {
-        writeln!(io::stdout(), "{}: {}", output.display(), text::size(page.len() as u64))?;
+        print(format!("{}: {}\n", output.name(), text::size(page.len() as u64)).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes the whole page or nothing: beside its place, then there. What is not a file, such as a pipe, is written to.
-fn write(output: &Path, page: &[u8]) -> anyhow::Result<()> {
-    if output.exists() && !output.is_file() {
-        return Ok(std::fs::write(output, page)?);
-    }
-    let mut file = new_file(output)?;
-    file.write_all(page)?;
-    file.persist(output)?;
-    Ok(())
 }

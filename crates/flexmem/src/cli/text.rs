@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 
 use humansize::{BINARY, FormatSizeOptions, format_size};
 
-use crate::info::answers::Holder;
+use crate::info::answers::Holders;
 use crate::site::NO_STACK;
 
 /// A size, as people say it: `1.50 GiB`.
@@ -64,6 +64,11 @@ pub(super) fn count(value: u64, what: &str) -> String {
     format!("{} {what}{}", number(value), if value == 1 { "" } else { "s" })
 }
 
+/// `1 other block`, `2 other blocks`: those that a list does not show.
+fn besides(value: u64, what: &str) -> String {
+    count(value, &format!("other {what}"))
+}
+
 /// A share in percent.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
@@ -99,12 +104,25 @@ impl Lines {
     }
 
     /// Who holds memory, the largest first.
-    pub(super) fn holders(&mut self, label: &str, holders: &[Holder]) {
-        for (index, holder) in holders.iter().enumerate() {
+    pub(super) fn holders(&mut self, label: &str, holders: &Holders) {
+        for (index, holder) in holders.largest.iter().enumerate() {
             let site = holder.site.clone().unwrap_or_else(|| format!("({NO_STACK})"));
             let label = if index == 0 { label } else { "" };
             let (bytes, blocks) = (size(holder.bytes), count(holder.blocks, "block"));
             self.add(label, format_args!("{bytes:>11}  {blocks:>12}  {site}"));
+        }
+        let others = holders.others;
+        if others.sites > 0 {
+            let label = if holders.largest.is_empty() { label } else { "" };
+            let (bytes, blocks) = (size(others.bytes), count(others.blocks, "block"));
+            self.add(label, format_args!("{bytes:>11}  {blocks:>12}  in {}", besides(others.sites, "place")));
+        }
+    }
+
+    /// How many entries a list does not show, if any.
+    pub(super) fn left_out(&mut self, label: &str, entries: u64, what: &str) {
+        if entries > 0 {
+            self.add(label, besides(entries, what));
         }
     }
 

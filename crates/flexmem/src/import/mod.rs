@@ -24,7 +24,7 @@ use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError,
 
 pub use kind::Kind;
 use kind::LOOK_BYTES;
-pub use pickle::{Fault, PickleError};
+pub use pickle::{Fault, PickleError, Sharing};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -63,17 +63,29 @@ pub enum ImportError {
     Io(#[from] io::Error),
 }
 
+impl ImportError {
+    /// Whether the file would do with [`Sharing::Kept`].
+    pub fn is_of_sharing(&self) -> bool {
+        matches!(self, ImportError::Pickle(PickleError::At { fault: Fault::Shared(_), .. }))
+    }
+}
+
 /// Reads a file of any kind and writes it as a trace, without ending that. `name` is what the trace says that it comes
 /// from. Returns what the file was.
 ///
 /// # Errors
 ///
 /// [`ImportError`]. What was written until then is worth nothing.
-pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -> Result<Kind, ImportError> {
+pub fn import<R: Read, W: Write>(
+    input: R,
+    name: &str,
+    writer: &mut Writer<W>,
+    sharing: Sharing,
+) -> Result<Kind, ImportError> {
     let (kind, input) = look(input)?;
     match kind {
-        Kind::Pickle => pytorch::import(input, name, writer)?,
-        Kind::Page => pytorch::import(page::pickle(input)?, name, writer)?,
+        Kind::Pickle => pytorch::import(input, name, writer, sharing)?,
+        Kind::Page => pytorch::import(page::pickle(input)?, name, writer, sharing)?,
         Kind::Rmm => rmm::import(input, name, writer)?,
         Kind::MiniMalloc => minimalloc::import(input, name, writer)?,
         Kind::Json => chrome::import(input, name, writer)?,

@@ -3,10 +3,12 @@
 use serde::Serialize;
 
 /// Everything about a file.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Info {
     /// Where it comes from.
     pub source: SourceInfo,
+    /// What was passed over when the file was read.
+    pub remarks: Vec<String>,
     /// Settings of the allocator, as the file has them.
     pub settings: Vec<SettingInfo>,
     /// The devices, the busiest first.
@@ -50,16 +52,21 @@ pub struct DeviceInfo {
     pub peak: Option<PeakInfo>,
     /// The state at the end.
     pub memory: Option<MemoryInfo>,
-    /// Requests that failed.
+    /// Requests that failed, the first ones.
     pub out_of_memory: Vec<OutOfMemoryInfo>,
+    /// How many others failed.
+    pub out_of_memory_left_out: u64,
     /// How memory grew.
     pub course: Course,
-    /// Who holds memory at the end, the largest first.
-    pub holders: Vec<Holder>,
+    /// Who holds memory at the end.
+    #[serde(flatten)]
+    pub holders: Holders,
     /// What memory pressure did.
     pub pressure: PressureInfo,
     /// Figures that cannot be: the file is wrong, or was put together from several.
     pub impossible: Vec<String>,
+    /// How many others there are.
+    pub impossible_left_out: u64,
 }
 
 impl DeviceInfo {
@@ -150,7 +157,30 @@ pub struct PeakInfo {
     /// The most that was ever reserved, if known.
     pub reserved_peak_bytes: Option<u64>,
     /// Who held it.
-    pub holders: Vec<Holder>,
+    #[serde(flatten)]
+    pub holders: Holders,
+}
+
+/// Who holds memory.
+#[derive(Debug, Default, Clone, Serialize)]
+pub struct Holders {
+    /// As many as were asked for, the largest first.
+    #[serde(rename = "holders")]
+    pub largest: Vec<Holder>,
+    /// The others together.
+    #[serde(rename = "other_holders")]
+    pub others: OtherHolders,
+}
+
+/// Those of who holds memory that are in no list.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct OtherHolders {
+    /// Places in the program.
+    pub sites: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
 }
 
 /// Memory that was allocated at one place of the program.
@@ -195,8 +225,12 @@ pub struct MemoryInfo {
     pub stated_active_bytes: Option<u64>,
     /// Private pools, such as those of CUDA graphs, which nobody else can use; the largest first.
     pub private_pools: Vec<PoolInfo>,
+    /// How many others there are.
+    pub private_pools_left_out: u64,
     /// Segments that few live bytes keep from going back, those with the most free bytes first.
     pub pinned: Vec<PinnedSegment>,
+    /// How many others there are.
+    pub pinned_left_out: u64,
 }
 
 /// A private pool.
@@ -224,7 +258,29 @@ pub struct PinnedSegment {
     /// Its largest free block.
     pub largest_hole_bytes: u64,
     /// Who keeps it.
-    pub holders: Vec<Holder>,
+    #[serde(flatten)]
+    pub holders: Holders,
+    /// The blocks that keep it, those between the largest free blocks first.
+    pub blocks: Vec<PinningBlock>,
+    /// How many others there are.
+    pub blocks_left_out: u64,
+}
+
+/// A block that keeps a segment.
+#[derive(Debug, Serialize)]
+pub struct PinningBlock {
+    /// Where it is.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What is free right before it.
+    pub free_before_bytes: u64,
+    /// What is free right behind it.
+    pub free_after_bytes: u64,
+    /// Who allocated it.
+    pub site: Option<String>,
+    /// The stack, the innermost frame first.
+    pub stack: Vec<String>,
 }
 
 /// A request that failed.
@@ -279,8 +335,9 @@ pub enum Course {
         from_bytes: u64,
         /// And in the last.
         to_bytes: u64,
-        /// Who allocated what stays live, the largest first.
-        sites: Vec<Holder>,
+        /// Who allocated what stays live.
+        #[serde(flatten)]
+        holders: Holders,
     },
     /// What is live stays, and what is reserved grows.
     GrowingCache {

@@ -100,7 +100,7 @@ impl Samples {
 }
 
 /// Judges a device.
-pub(super) fn judge(events: &EventTally, tables: &Tables) -> Course {
+pub(super) fn judge(events: &EventTally, tables: &Tables, top: usize) -> Course {
     if let Some(step) = big_step(events, tables) {
         return step;
     }
@@ -113,7 +113,7 @@ pub(super) fn judge(events: &EventTally, tables: &Tables) -> Course {
         return Course::Growing {
             from_bytes: first.live_bytes,
             to_bytes: last.live_bytes,
-            sites: events.peak_holders_since(events.samples.events() / PARTS as u64, tables, 5),
+            holders: events.peak_holders_since(events.samples.events() / PARTS as u64, tables, top),
         };
     }
     let cached: Option<Vec<u64>> = parts[1..].iter().map(|part| part.cached_bytes).collect();

@@ -8,14 +8,12 @@ use flex_trace::{Action, Event, StackId, Tables};
 use foldhash::fast::RandomState;
 
 use super::answers::{
-    EventCounts, HistoryInfo, HistoryState, Holder, OutOfMemoryInfo, PeakInfo, PressureInfo,
+    EventCounts, HistoryInfo, HistoryState, Holders, OutOfMemoryInfo, PeakInfo, PressureInfo,
 };
 use super::course::Samples;
+use super::impossible::EventCheck;
 use super::regions::RegionTally;
 use super::sites::{Sites, lines, name};
-
-/// Failed requests that are kept; more are counted.
-const MAX_OUT_OF_MEMORY: usize = 100;
 
 /// A live block.
 #[derive(Debug, Clone, Copy)]
@@ -86,28 +84,33 @@ pub(super) struct EventTally {
     first_time_ns: Option<u64>,
     lost_events: u64,
     lost_unknown: bool,
+    /// The first requests that failed, as many as are asked for.
     failures: Vec<Failure>,
+    largest_failure: Option<Largest>,
+    pub(super) check: EventCheck,
     /// What is live as the second look goes on, up to the peak.
     again: HashMap<u64, Live, RandomState>,
     again_events: u64,
 }
 
 impl EventTally {
-    /// The first time through the events.
-    pub(super) fn first_look(&mut self, event: &Event) {
+    /// The first time through the events. Of the requests that failed the first `top` are kept.
+    pub(super) fn first_look(&mut self, event: &Event, top: usize) {
         if let Action::Baseline { address, size_bytes, .. } = event.action {
             self.baseline_blocks += 1;
             self.baseline_bytes = self.baseline_bytes.saturating_add(size_bytes);
             self.live.insert(address.0, Live { size_bytes, stack: event.stack, since: 0 });
             self.now.live_bytes = self.now.live_bytes.saturating_add(size_bytes);
             self.peak = self.now;
+            self.check.see(0, &event.action, self.now.live_bytes, None);
             return;
         }
         if matches!(event.action, Action::Annotation { .. }) {
             return;
         }
         self.begin(event);
-        self.change(event);
+        self.change(event, top);
+        self.check.see(self.now.event, &event.action, self.now.live_bytes, self.reserved);
         self.now.reserved_bytes = self.reserved.and_then(|bytes| u64::try_from(bytes).ok());
         if self.now.reserved_bytes > self.reserved_peak_bytes {
             self.reserved_peak_bytes = self.now.reserved_bytes;
@@ -115,7 +118,7 @@ impl EventTally {
         if self.now.live_bytes > self.peak.live_bytes {
             self.peak = self.now;
         }
-        if self.failures.is_empty() {
+        if self.counts.out_of_memory == 0 {
             self.samples.add(self.now.live_bytes, self.now.reserved_bytes);
         }
     }
@@ -129,7 +132,7 @@ impl EventTally {
         self.first_time_ns = self.first_time_ns.or(event.time_ns);
     }
 
-    fn change(&mut self, event: &Event) {
+    fn change(&mut self, event: &Event, top: usize) {
         match event.action {
             Action::Allocated { address, size_bytes, .. } => {
                 self.counts.allocations += 1;
@@ -147,8 +150,8 @@ impl EventTally {
             Action::RegionReleased { size_bytes, .. } => self.reserve(-i128::from(size_bytes)),
             Action::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes, .. } => {
                 self.counts.out_of_memory += 1;
-                if self.failures.len() < MAX_OUT_OF_MEMORY {
-                    let (moment, stack) = (self.now, event.stack);
+                let (moment, stack) = (self.now, event.stack);
+                if self.failures.len() < top {
                     self.failures.push(Failure {
                         moment,
                         requested_bytes,
@@ -156,6 +159,9 @@ impl EventTally {
                         largest_free_bytes,
                         stack,
                     });
+                }
+                if self.largest_failure.is_none_or(|largest| largest.size_bytes <= requested_bytes) {
+                    self.largest_failure = Some(Largest { size_bytes: requested_bytes, stack });
                 }
             }
             Action::Lost { events: 0 } => self.lost_unknown = true,
@@ -199,7 +205,7 @@ impl EventTally {
     }
 
     /// Who held, at the peak, what this event or a later one allocated. Known after the second look.
-    pub(super) fn peak_holders_since(&self, event: u64, tables: &Tables, top: usize) -> Vec<Holder> {
+    pub(super) fn peak_holders_since(&self, event: u64, tables: &Tables, top: usize) -> Holders {
         sites(self.again.values().filter(|live| live.since >= event)).largest(tables, top)
     }
 
@@ -274,14 +280,13 @@ impl EventTally {
     }
 
     /// Who holds what is live at the end.
-    pub(super) fn holders(&self, tables: &Tables, top: usize) -> Vec<Holder> {
+    pub(super) fn holders(&self, tables: &Tables, top: usize) -> Holders {
         sites(self.live.values()).largest(tables, top)
     }
 
     /// The largest request that failed, and who made it.
     pub(super) fn largest_failure(&self) -> Option<Largest> {
-        let largest = self.failures.iter().max_by_key(|failure| failure.requested_bytes)?;
-        Some(Largest { size_bytes: largest.requested_bytes, stack: largest.stack })
+        self.largest_failure
     }
 
     /// The largest block that was live at the peak and not before recording began. Known after the second look.

@@ -3,6 +3,7 @@
 //!
 //! - [`answers`]: the answers as plain values, which `--json` shows.
 //! - `events`, `regions`: what the events, and the state at the end, say of one device.
+//! - `impossible`: figures that contradict each other.
 //! - `course`: how memory grew: a leak, a growing cache, or one big step.
 //! - `advice`: what to do, never what is done already.
 //!
@@ -12,6 +13,7 @@ mod advice;
 pub mod answers;
 mod course;
 mod events;
+mod impossible;
 mod regions;
 mod sites;
 
@@ -22,6 +24,7 @@ use flex_trace::{Action, ReadError, Record, Tables};
 
 use self::answers::{DeviceInfo, Info, SettingInfo, SourceInfo};
 use self::events::EventTally;
+use self::impossible::Impossible;
 use self::regions::RegionTally;
 pub(crate) use self::sites::{Sites, name as site_name};
 use crate::TraceFile;
@@ -45,6 +48,8 @@ struct Tally {
     regions: RegionTally,
     capacity_bytes: Option<u64>,
     name: Option<String>,
+    /// What the importer found to be impossible.
+    impossible: Vec<String>,
 }
 
 /// Answers the questions.
@@ -54,13 +59,15 @@ struct Tally {
 /// The temporary file's.
 pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError> {
     let mut devices: BTreeMap<u32, Tally> = BTreeMap::new();
-    let (mut source, mut settings) = (SourceInfo::default(), Vec::new());
-    trace.each(|record, _| first_look(record, &mut devices, &mut source, &mut settings))?;
+    let mut found = Info::default();
+    trace.each(|record, _| first_look(record, &mut devices, &mut found, options.top))?;
     trace.each(|record, _| second_look(record, &mut devices))?;
-    let stated = settings.iter().find(|setting: &&SettingInfo| setting.key == SPYRE_MEMORY);
+    let stated = found.settings.iter().find(|setting| setting.key == SPYRE_MEMORY);
     let stated_bytes = stated.and_then(|setting| setting.value.parse().ok());
     for tally in devices.values_mut() {
-        tally.capacity_bytes = tally.capacity_bytes.or(stated_bytes);
+        let known = [tally.capacity_bytes, stated_bytes, tally.events.check.capacity_bytes];
+        tally.impossible.extend(impossible::capacities(known));
+        tally.capacity_bytes = known.into_iter().flatten().next();
     }
     // Names and stacks are all there at the end.
     let mut infos = Vec::new();
@@ -76,23 +83,24 @@ pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError>
         infos.iter_mut().for_each(|info| info.history.duration_ns = None);
     }
     infos.sort_by_key(|info: &DeviceInfo| (std::cmp::Reverse(info.busy_bytes()), info.device));
-    let mut info = Info { source, settings, devices: infos, advice: Vec::new() };
-    info.advice = advice::advice(&info);
-    Ok(info)
+    found.devices = infos;
+    found.advice = advice::advice(&found);
+    Ok(found)
 }
 
-fn first_look(
-    record: &Record<'_>,
-    devices: &mut BTreeMap<u32, Tally>,
-    source: &mut SourceInfo,
-    settings: &mut Vec<SettingInfo>,
-) {
+fn first_look(record: &Record<'_>, devices: &mut BTreeMap<u32, Tally>, info: &mut Info, top: usize) {
     match record {
-        Record::Source(found) => {
-            (source.kind, source.name) = (found.kind.to_owned(), found.name.to_owned());
+        Record::Source(source) => {
+            info.source = SourceInfo { kind: source.kind.to_owned(), name: source.name.to_owned() };
         }
+        Record::Remark(remark) => match remark.device {
+            Some(device) if remark.impossible => {
+                devices.entry(device).or_default().impossible.push(remark.text.to_owned());
+            }
+            _ => info.remarks.push(remark.text.to_owned()),
+        },
         Record::Setting { key, value } => {
-            settings.push(SettingInfo { key: (*key).to_owned(), value: (*value).to_owned() });
+            info.settings.push(SettingInfo { key: (*key).to_owned(), value: (*value).to_owned() });
         }
         Record::Device(device) => {
             let tally = devices.entry(device.device).or_default();
@@ -102,7 +110,7 @@ fn first_look(
         Record::History(history) => {
             devices.entry(history.device).or_default().events.history = Some(*history);
         }
-        Record::Event(event) => devices.entry(event.device).or_default().events.first_look(event),
+        Record::Event(event) => devices.entry(event.device).or_default().events.first_look(event, top),
         Record::RegionState(region) => devices.entry(region.device).or_default().regions.region(region),
         // A block belongs to the region before it, of whatever device.
         Record::Block(block) => {
@@ -135,67 +143,31 @@ fn device_info(device: u32, tally: &Tally, tables: &Tables, options: &Options) -
         name: tally.name.clone(),
         capacity_bytes,
         events: tally.events.counts,
-        course: course::judge(&tally.events, tables),
+        course: course::judge(&tally.events, tables, options.top),
         peak: tally.events.peak_info(tables, options.top),
         out_of_memory: tally.events.out_of_memory_info(tables),
+        out_of_memory_left_out: tally.events.counts.out_of_memory.saturating_sub(options.top as u64),
         holders: tally.holders(tables, options.top),
         pressure: tally.events.pressure,
         history,
         memory: regions,
         impossible: Vec::new(),
+        impossible_left_out: 0,
     };
-    info.impossible = impossible(&info);
+    let mut found = Impossible::with_room_for(options.top);
+    found.extend(tally.impossible.iter().cloned());
+    found.look_at(&info, &tally.events.check, &tally.regions);
+    (info.impossible, info.impossible_left_out) = (found.texts, found.left_out);
     info
 }
 
 impl Tally {
     /// Who holds memory at the end: by the blocks, or by the events if there are no blocks.
-    fn holders(&self, tables: &Tables, top: usize) -> Vec<answers::Holder> {
+    fn holders(&self, tables: &Tables, top: usize) -> answers::Holders {
         if self.regions.is_empty() {
             self.events.holders(tables, top)
         } else {
             self.regions.holders(tables, top)
         }
     }
-}
-
-/// Figures that cannot be.
-fn impossible(info: &DeviceInfo) -> Vec<String> {
-    let mut all = Vec::new();
-    let mut check = |is_wrong: bool, text: String| {
-        if is_wrong {
-            all.push(text);
-        }
-    };
-    let memory = info.memory.as_ref();
-    if let Some(capacity) = info.capacity_bytes {
-        let reserved = memory.map_or(0, |memory| memory.reserved_bytes);
-        check(reserved > capacity, format!("{reserved} bytes are reserved, and the device has {capacity}"));
-        let peak = info.peak.as_ref().map_or(0, |peak| peak.live_bytes);
-        // Where events were lost, blocks whose end was may count as live.
-        let is_known = info.history.lost_events == 0 && !info.history.lost_unknown;
-        check(
-            is_known && peak > capacity,
-            format!("{peak} bytes were live at the peak, and the device has {capacity}"),
-        );
-    }
-    if let Some(memory) = memory {
-        check(
-            memory.stated_allocated_bytes.is_some_and(|stated| stated != memory.allocated_bytes),
-            format!(
-                "the segments say that {} bytes are allocated, and their blocks have {}",
-                memory.stated_allocated_bytes.unwrap_or(0),
-                memory.allocated_bytes
-            ),
-        );
-        check(
-            memory.stated_active_bytes.is_some_and(|stated| stated != memory.active_bytes),
-            format!(
-                "the segments say that {} bytes are active, and their blocks have {}",
-                memory.stated_active_bytes.unwrap_or(0),
-                memory.active_bytes
-            ),
-        );
-    }
-    all
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use flex_trace::{StackId, Tables};
 
-use super::answers::Holder;
+use super::answers::{Holder, Holders, OtherHolders};
 use crate::site;
 
 /// Bytes and blocks by stack.
@@ -31,7 +31,7 @@ impl Sites {
     }
 
     /// The largest, by place: stacks that differ only in what PyTorch does inside are one.
-    pub(crate) fn largest(&self, tables: &Tables, top: usize) -> Vec<Holder> {
+    pub(crate) fn largest(&self, tables: &Tables, top: usize) -> Holders {
         let mut by_place: HashMap<Option<String>, Holder> = HashMap::new();
         for (&stack, &(bytes, blocks)) in &self.0 {
             let place = stack.and_then(|stack| site::place(stack, tables));
@@ -47,7 +47,13 @@ impl Sites {
         }
         let mut holders: Vec<_> = by_place.into_iter().collect();
         holders.sort_by_cached_key(|(place, holder)| (Reverse(holder.bytes), place.clone()));
-        holders.into_iter().take(top).map(|(_, holder)| holder).collect()
+        let mut others = OtherHolders::default();
+        for (_, holder) in holders.iter().skip(top) {
+            others.sites += 1;
+            others.bytes = others.bytes.saturating_add(holder.bytes);
+            others.blocks += holder.blocks;
+        }
+        Holders { largest: holders.into_iter().take(top).map(|(_, holder)| holder).collect(), others }
     }
 }
 

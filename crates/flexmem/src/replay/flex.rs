@@ -1,11 +1,10 @@
 //! FlexAllocator on a device that has addresses and no memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use flex::{
-    AllocationDirective, AllocatorOptions, BlockHandle, Device, DeviceError, DomainId, FlexAllocator,
-    FlexError, MemoryType, RegionId, RegionLayout, RegionOrder, Topology, VirtualAddress,
+    AddressesOnly, AllocationDirective, AllocatorOptions, BlockHandle, DomainId, FlexAllocator, FlexError,
+    MemoryType, RegionLayout, RegionOrder, Topology, VirtualAddress,
 };
 
 use super::{Player, Refusal, Span};
@@ -48,7 +47,7 @@ impl FlexReplay {
         let topology = layout.topology(memory_bytes)?;
         // Magazines would make where a block goes depend on the thread.
         let options = AllocatorOptions { region_order, magazines: false, ..AllocatorOptions::default() };
-        let allocator = FlexAllocator::new(Arc::new(Addresses::default()), &topology, options)?;
+        let allocator = FlexAllocator::new(Arc::new(AddressesOnly::default()), &topology, options)?;
         Ok(FlexReplay { allocator, directive: AllocationDirective::default() })
     }
 
@@ -81,43 +80,5 @@ impl Player for FlexReplay {
 
     fn reserved_bytes(&self) -> u64 {
         self.statistics().reserved_bytes.current
-    }
-}
-
-/// Regions that are numbers.
-#[derive(Debug, Default)]
-struct Addresses(AtomicU64);
-
-impl Device for Addresses {
-    fn name(&self) -> &str {
-        "addresses"
-    }
-
-    fn capacity_bytes(&self) -> u64 {
-        u64::MAX
-    }
-
-    fn acquire_region(&self, _: u64, _: DomainId, _: MemoryType) -> Result<RegionId, DeviceError> {
-        Ok(RegionId(self.0.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    fn release_region(&self, _: RegionId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn can_release_regions(&self) -> bool {
-        true
-    }
-
-    fn copy_in(&self, _: VirtualAddress, _: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn copy_out(&self, _: VirtualAddress, _: &mut [u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn fill(&self, _: VirtualAddress, _: u64, _: u8) -> Result<(), DeviceError> {
-        Ok(())
     }
 }

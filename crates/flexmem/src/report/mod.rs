@@ -3,7 +3,8 @@
 //! - [`summary`]: the figures, as `--json` prints them and the page shows them. There is one struct for both.
 //! - `sites`: who allocated, by stack.
 //! - `ledger`: what is live and reserved at each moment of a device; the events are played on it.
-//! - `survey`: the first pass over the trace. It counts, and decides what will be left out.
+//! - `survey`: the first pass over the trace. It counts, and decides what will be left out; `device_survey`: of one
+//!   device.
 //! - `recording`: the second pass. It makes the columns that the page draws from.
 //! - `marks`: pressure, collections and failures; a bounded number of each.
 //! - `columns`: how numbers become few bytes.
@@ -15,6 +16,7 @@
 //! Moments: 0 is before the first event of a device, *n* is after its *n*th. Baseline blocks are born at 0.
 
 mod columns;
+mod device_survey;
 mod ledger;
 mod marks;
 mod page;

@@ -13,11 +13,12 @@ use flex_trace::{Action, Event, Record};
 
 use super::Limits;
 use super::columns::Column;
+use super::device_survey::{Cut, DeviceSurvey, class};
 use super::ledger::{Block, Change, Ledger, Region};
 use super::marks::{At, Marker};
 use super::sites::{SiteId, Sites};
 use super::summary::{Device, MapExtent, Moment, Summary};
-use super::survey::{Cut, DeviceSurvey, Survey, class};
+use super::survey::Survey;
 
 /// The columns of one device.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::info::answers::Holder;
+use crate::info::answers::Holders;
 
 /// A process at a moment.
 #[derive(Debug, Clone, Serialize)]
@@ -59,7 +59,8 @@ pub struct DeviceMoment {
     /// Others are missing too, and nobody knows how many.
     pub lost_unknown: bool,
     /// Who holds the most.
-    pub holders: Vec<Holder>,
+    #[serde(flatten)]
+    pub holders: Holders,
 }
 
 /// Requests that found no room.

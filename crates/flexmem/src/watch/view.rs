@@ -314,7 +314,7 @@ mod tests {
         assert_eq!((moment.live_bytes, moment.live_blocks, moment.reserved_bytes), (15, 2, 64));
         assert_eq!((moment.peak_bytes, moment.recent_peak_bytes), (35, 35));
         assert_eq!((moment.allocations, moment.frees), (2, 1));
-        let [holder] = &moment.holders[..] else { panic!("{:?}", moment.holders) };
+        let [holder] = &moment.holders.largest[..] else { panic!("{:?}", moment.holders) };
         assert_eq!((holder.bytes, holder.blocks), (15, 2));
         assert!(holder.site.as_deref().unwrap().contains("train.py"));
         let next = look(&mut view);

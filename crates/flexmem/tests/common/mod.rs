@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flex_trace::{Header, Reader, Record, Tables, Writer};
-use flexmem::import::{ImportError, Kind, import};
+use flexmem::import::{ImportError, Kind, Sharing, import};
 
 /// A file beside the tests.
 #[allow(dead_code, reason = "not every test program uses all of them")]
@@ -21,8 +21,14 @@ pub(crate) fn sample(name: &str) -> PathBuf {
 /// The trace that a file becomes.
 #[allow(dead_code, reason = "not every test program uses all of them")]
 pub(crate) fn imported(bytes: &[u8]) -> Result<(Kind, Vec<u8>), ImportError> {
+    imported_as(bytes, Sharing::Refused)
+}
+
+/// The trace that a file becomes, with or without what is shared.
+#[allow(dead_code, reason = "not every test program uses all of them")]
+pub(crate) fn imported_as(bytes: &[u8], sharing: Sharing) -> Result<(Kind, Vec<u8>), ImportError> {
     let mut writer = Writer::new(Vec::new(), Header::default())?;
-    let kind = import(bytes, "file", &mut writer)?;
+    let kind = import(bytes, "file", &mut writer, sharing)?;
     Ok((kind, writer.finish()?))
 }
 

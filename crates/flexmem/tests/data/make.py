@@ -109,6 +109,60 @@ def pressure() -> dict[str, Any]:
     return snapshot | {"allocator_settings": settings}
 
 
+def odd() -> dict[str, Any]:
+    """What cannot be, beside what can."""
+
+    def segment(address: int, size: int, *blocks: dict[str, Any], **more: int) -> dict[str, Any]:
+        fixed = {"device": 0, "stream": 0, "segment_type": "large"}
+        return fixed | {"address": address, "total_size": size, "blocks": list(blocks)} | more
+
+    def block(address: int, size: int, state: str = "inactive") -> dict[str, Any]:
+        return {"address": address, "size": size, "requested_size": size, "state": state}
+
+    live = "active_allocated"
+    events: list[dict[str, Any]] = [
+        {"action": "segment_alloc", "addr": 0x1000, "size": 1024, "stream": 0},
+        {"action": "alloc", "addr": 0x1000, "size": 512, "stream": 0},
+        {"action": "alloc", "addr": 0x1200, "size": -512, "stream": 0},
+        {"action": "alloc", "addr": -1, "size": 512, "stream": 0},
+        {"action": "alloc", "addr": 1 << 64, "size": 512, "stream": 0},
+    ]
+    segments = [
+        segment(0x1000, 1024, block(0x1000, 512, live), block(0x1200, 512)),
+        segment(0x2000, -1024, block(0x2000, 1024)),
+        segment(0x3000, 1024, block(0x3000, 1024), allocated_size=-1),
+        segment((1 << 64) - 256, 1024, block((1 << 64) - 256, 1024)),
+        segment(0x4000, 1024, block(0x4000, 512, live), block(0x4200, 513, live)),
+        segment(0x5000, 1024, block(0x5000, 512, live), block(0x51FF, 513, live)),
+        segment(0x6000, 1024, block(0x6000, 512, live)),
+        segment(0x7000, 1024, block(0x7000, -512, live), block(0x7000, 1024, live)),
+        segment(0x1200, 512, block(0x1200, 256), block(0x1300, 256, live), requested_size=255),
+    ]
+    return {"segments": segments, "device_traces": [events]}
+
+
+def shared() -> dict[str, Any]:
+    """Plain data in which everything stands in several places that can."""
+    sizes = {"size": 1024, "requested_size": 1000}
+    block = sizes | {"state": "active_allocated", "frames": STACK}  # Without an address, as those of 2022.
+    owned = sizes | {"state": "active_allocated", "history": [{"addr": BASE, "real_size": 900, "frames": STACK}]}
+    blocks, owned_blocks = [block, block], [owned, owned]
+    fixed = {"device": 0, "total_size": 2048, "stream": 0, "segment_type": "large"}
+    segment = fixed | {"address": BASE, "blocks": blocks}
+    others = [fixed | {"address": BASE + (number << 20), "blocks": owned_blocks} for number in (1, 2)]
+    pair = [event("alloc", 0, 1000), event("free_completed", 0, 1000)]
+    trace = pair * 2
+    late = fixed | {"address": BASE + (3 << 20), "blocks": blocks}
+    return {"device_traces": [trace, pair, trace, []], "segments": [segment, segment, *others, late]}
+
+
+def separate(value: Any) -> Any:
+    """The same data, with each list and dict in one place."""
+    if isinstance(value, dict):
+        return {key: separate(item) for key, item in value.items()}
+    return [separate(item) for item in value] if isinstance(value, list) else value
+
+
 def page(data: bytes) -> str:
     files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(data).decode()}])
     return f"<!DOCTYPE html>\n<script>\nadd_local_files({files}, 'trace')\n</script>\n"
@@ -120,6 +174,10 @@ def main() -> None:
     (HERE / "bare_list.pickle").write_bytes(pickle.dumps(old_style(), 4))
     (HERE / "ordered_dict.pickle").write_bytes(pickle.dumps(collections.OrderedDict(snapshot()), 2))
     (HERE / "pressure.pickle").write_bytes(pickle.dumps(pressure(), 4))
+    (HERE / "odd.pickle").write_bytes(pickle.dumps(odd(), 4))
+    for protocol in (0, 2, 4):
+        (HERE / f"shared_{protocol}.pickle").write_bytes(pickle.dumps(shared(), protocol))
+    (HERE / "separate.pickle").write_bytes(pickle.dumps(separate(shared()), 4))
     (HERE / "page.html").write_text(page(pickle.dumps(snapshot(), 4)))
 
 

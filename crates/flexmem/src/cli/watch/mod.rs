@@ -15,6 +15,7 @@ use flex_stream::ConnectError;
 
 use self::screen::Screen;
 use super::FAILED;
+use super::output::print;
 use super::text::complain;
 use crate::watch::answers::Moment;
 use crate::watch::{Connection, State, View};
@@ -52,7 +53,7 @@ pub(super) struct Arguments {
     /// Seconds from one look to the next
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// How many entries lists have
+    /// How many places that hold memory are listed
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 }
@@ -83,19 +84,23 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Says why a process cannot be watched, and what would help.
 fn refused(error: &ConnectError) -> ExitCode {
     complain(error);
-    ExitCode::from(match error {
+    if let ConnectError::NoStream { .. } = error {
+        let _ = writeln!(
+            io::stderr(),
+            "Start it with TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, or let it call \
+             torch.spyre.memory._record_memory_history(stream_socket=True)."
+        );
+    }
+    ExitCode::from(status(error))
+}
+
+fn status(error: &ConnectError) -> u8 {
+    match error {
         ConnectError::NoSuchProcess { .. } => NO_SUCH_PROCESS,
         ConnectError::OtherUser { .. } => OTHER_USER,
-        ConnectError::NoStream { .. } => {
-            let _ = writeln!(
-                io::stderr(),
-                "Start it with TORCH_SPYRE_ALLOC_CONF=history:100000,stream_socket:true, or let it call \
-                 torch.spyre.memory._record_memory_history(stream_socket=True)."
-            );
-            NO_STREAM
-        }
+        ConnectError::NoStream { .. } => NO_STREAM,
         _ => FAILED,
-    })
+    }
 }
 
 struct Watch<'a> {
@@ -151,7 +156,7 @@ impl Watch<'_> {
         }
     }
 
-    fn look(&mut self, ended: bool) -> io::Result<()> {
+    fn look(&mut self, ended: bool) -> anyhow::Result<()> {
         let elapsed_s = (self.began.elapsed().as_secs_f64() * 1e3).round() / 1e3;
         let moment = self.view.look(elapsed_s, self.arguments.top, ended);
         self.output.show(&moment)
@@ -193,15 +198,27 @@ impl Output {
         }
     }
 
-    fn show(&mut self, moment: &Moment) -> io::Result<()> {
+    fn show(&mut self, moment: &Moment) -> anyhow::Result<()> {
         let text = match self {
-            Output::Screen(screen) => return screen.show(moment),
+            Output::Screen(screen) => return screen.show(moment).context("the standard output"),
             Output::Json => serde_json::to_string(moment)? + "\n",
             Output::Page => screen::page(moment),
             Output::Lines(lines) => lines.of(moment),
         };
-        let mut output = io::stdout().lock();
-        output.write_all(text.as_bytes())?;
-        output.flush()
+        print(text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_users_process_has_a_status_of_its_own_and_both_users_are_named() {
+        let error = ConnectError::OtherUser { process: 7, user: 1000, own: 1001 };
+        assert_eq!(status(&error), OTHER_USER);
+        let expected =
+            "process 7 belongs to the user with number 1000; expected one of this user, whose number is 1001";
+        assert_eq!(error.to_string(), expected);
     }
 }

@@ -1,7 +1,8 @@
 //! What values refer to: texts, lists, dicts, and the memo.
 //!
 //! Invariants: each text is there once. A list or dict that the visitor has replaced is gone, and its slot serves again
-//! with another generation; the memo then has what it was replaced with. Who still holds the old value gets an error.
+//! with another generation; the memo then has what it was replaced with. Who still holds the old value gets an error,
+//! unless the heap keeps what is shared: then no slot serves again, and the old value leads to the new one.
 
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
@@ -43,11 +44,42 @@ pub(in crate::import) struct Heap {
     containers: Vec<Container>,
     vacant: Vec<u32>,
     memo: Memo,
+    sharing: Sharing,
+    /// How many bytes of the file were read.
+    taken: u64,
 }
 
-const STALE: Fault = Fault::Unsound("it goes back to a value that was already taken apart");
+/// Whether what a pickle refers to in several places is kept for all of them. That takes memory for everything that
+/// could be shared, so it is not done until a pickle turns out to need it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// It is an error.
+    #[default]
+    Refused,
+    /// It is kept.
+    Kept,
+}
+
+const STALE: Fault = Fault::Shared("it goes back to a value that was already taken apart");
 
 impl Heap {
+    pub(in crate::import) fn with_sharing(sharing: Sharing) -> Heap {
+        Heap { sharing, ..Heap::default() }
+    }
+
+    pub(in crate::import) fn keeps_shared(&self) -> bool {
+        self.sharing == Sharing::Kept
+    }
+
+    /// How many bytes of the file were read.
+    pub(in crate::import) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    pub(super) fn set_taken(&mut self, taken: u64) {
+        self.taken = taken;
+    }
+
     /// The one copy of a text.
     pub(in crate::import) fn intern(&mut self, text: &str) -> Text {
         let index = match self.texts.get_index_of(text) {
@@ -151,7 +183,7 @@ impl Heap {
         {
             self.memo.set(remembered, with);
         }
-        if only {
+        if only && self.sharing == Sharing::Refused {
             container.items = Items::Free;
             container.generation = container.generation.wrapping_add(1);
             self.vacant.push(slot.index);
@@ -166,9 +198,10 @@ impl Heap {
             return Err(Fault::Unsound("it remembers a value under a number that is far too high"));
         }
         if let Value::List(slot) | Value::Dict(slot) = value {
+            let keeps_shared = self.keeps_shared();
             let remembered = &mut self.container(slot)?.remembered;
-            if *remembered != NOT_REMEMBERED {
-                return Err(Fault::Unsound("it remembers a value twice"));
+            if *remembered != NOT_REMEMBERED && !keeps_shared {
+                return Err(Fault::Shared("it remembers a value twice"));
             }
             *remembered = position as u32;
         }

@@ -5,6 +5,7 @@
 use std::io::Read;
 
 use super::heap::Heap;
+use super::opcodes as op;
 use super::value::{Slot, Value};
 use super::{Fault, PickleError};
 use crate::import::bytes::Bytes;
@@ -15,7 +16,7 @@ pub(in crate::import) trait Visitor {
     fn dict(&mut self, entries: &[(Value, Value)], heap: &mut Heap) -> Result<Option<Value>, Fault>;
 
     /// Values are about to be appended to a list. Whether the visitor has taken them instead.
-    fn append(&mut self, place: &Place, items: &[Value]) -> Result<bool, Fault>;
+    fn append(&mut self, place: &Place, items: &[Value], heap: &Heap) -> Result<bool, Fault>;
 }
 
 /// Where a list stands, as far as the stack tells.
@@ -40,85 +41,10 @@ pub(in crate::import) fn read<R: Read>(
             let value = machine.pop().map_err(|fault| input.fault(fault))?;
             return Ok(machine.heap.current(value));
         }
+        machine.heap.set_taken(input.taken());
         machine.step(opcode, input)?;
         machine.check_size(input)?;
     }
-}
-
-/// The opcodes, by the names that pickletools gives them.
-mod op {
-    pub(super) const MARK: u8 = b'(';
-    pub(super) const STOP: u8 = b'.';
-    pub(super) const POP: u8 = b'0';
-    pub(super) const POP_MARK: u8 = b'1';
-    pub(super) const DUP: u8 = b'2';
-    pub(super) const FLOAT: u8 = b'F';
-    pub(super) const INT: u8 = b'I';
-    pub(super) const BININT: u8 = b'J';
-    pub(super) const BININT1: u8 = b'K';
-    pub(super) const LONG: u8 = b'L';
-    pub(super) const BININT2: u8 = b'M';
-    pub(super) const NONE: u8 = b'N';
-    pub(super) const REDUCE: u8 = b'R';
-    pub(super) const STRING: u8 = b'S';
-    pub(super) const BINSTRING: u8 = b'T';
-    pub(super) const SHORT_BINSTRING: u8 = b'U';
-    pub(super) const UNICODE: u8 = b'V';
-    pub(super) const BINUNICODE: u8 = b'X';
-    pub(super) const APPEND: u8 = b'a';
-    pub(super) const GLOBAL: u8 = b'c';
-    pub(super) const DICT: u8 = b'd';
-    pub(super) const EMPTY_DICT: u8 = b'}';
-    pub(super) const APPENDS: u8 = b'e';
-    pub(super) const GET: u8 = b'g';
-    pub(super) const BINGET: u8 = b'h';
-    pub(super) const INST: u8 = b'i';
-    pub(super) const LONG_BINGET: u8 = b'j';
-    pub(super) const LIST: u8 = b'l';
-    pub(super) const EMPTY_LIST: u8 = b']';
-    pub(super) const PUT: u8 = b'p';
-    pub(super) const BINPUT: u8 = b'q';
-    pub(super) const LONG_BINPUT: u8 = b'r';
-    pub(super) const SETITEM: u8 = b's';
-    pub(super) const TUPLE: u8 = b't';
-    pub(super) const EMPTY_TUPLE: u8 = b')';
-    pub(super) const SETITEMS: u8 = b'u';
-    pub(super) const BINFLOAT: u8 = b'G';
-    pub(super) const BINBYTES: u8 = b'B';
-    pub(super) const SHORT_BINBYTES: u8 = b'C';
-    pub(super) const PROTO: u8 = 0x80;
-    pub(super) const TUPLE1: u8 = 0x85;
-    pub(super) const TUPLE2: u8 = 0x86;
-    pub(super) const TUPLE3: u8 = 0x87;
-    pub(super) const NEWTRUE: u8 = 0x88;
-    pub(super) const NEWFALSE: u8 = 0x89;
-    pub(super) const LONG1: u8 = 0x8a;
-    pub(super) const LONG4: u8 = 0x8b;
-    pub(super) const SHORT_BINUNICODE: u8 = 0x8c;
-    pub(super) const BINUNICODE8: u8 = 0x8d;
-    pub(super) const BINBYTES8: u8 = 0x8e;
-    pub(super) const EMPTY_SET: u8 = 0x8f;
-    pub(super) const ADDITEMS: u8 = 0x90;
-    pub(super) const FROZENSET: u8 = 0x91;
-    pub(super) const STACK_GLOBAL: u8 = 0x93;
-    pub(super) const MEMOIZE: u8 = 0x94;
-    pub(super) const FRAME: u8 = 0x95;
-    pub(super) const BYTEARRAY8: u8 = 0x96;
-
-    /// Opcodes that ask for objects, by the name of what they do.
-    pub(super) const REFUSED: [(u8, &str); 11] = [
-        (b'P', "an object by a persistent id"),
-        (b'Q', "an object by a persistent id"),
-        (b'b', "an object with a state of its own (BUILD)"),
-        (b'o', "an object (OBJ)"),
-        (0x81, "an object (NEWOBJ)"),
-        (0x92, "an object (NEWOBJ_EX)"),
-        (0x82, "an extension (EXT1)"),
-        (0x83, "an extension (EXT2)"),
-        (0x84, "an extension (EXT4)"),
-        (0x97, "a buffer outside of the file (NEXT_BUFFER)"),
-        (0x98, "a buffer outside of the file (READONLY_BUFFER)"),
-    ];
 }
 
 /// The one global that is let through.
@@ -322,7 +248,7 @@ impl<V: Visitor> Machine<'_, V> {
             self.seal(index)?;
         }
         let items = &self.stack[start..];
-        if !self.visitor.append(&place, items)? {
+        if !self.visitor.append(&place, items, self.heap)? {
             let list = self.heap.list_mut(list)?;
             list.extend_from_slice(items);
         }

@@ -7,9 +7,10 @@
 //! It does not build the whole value. A [`Visitor`] sees each dict when it is filled and may replace it with something
 //! small, and sees such things again when a list takes them, and may keep them itself. So a file of a gigabyte, which
 //! is a list of millions of small dicts, is never in memory as such
-//! ([design](../../../../../docs/decisions/0007-pickles.md)).
+//! ([design](../../../../../docs/decisions/0007-pickles.md)). What a pickle refers to in several places needs
+//! [`Sharing`].
 //!
-//! - `machine` interprets the opcodes, `value` has the values, `heap` what values refer to, `memo` the numbers by
+//! - `machine` interprets the `opcodes`, `value` has the values, `heap` what values refer to, `memo` the numbers by
 //!   which a pickle goes back to them.
 //!
 //! Bound: it takes at most 64 bytes of memory for each byte of the file, and 16 MiB. Only hostile pickles come near
@@ -18,8 +19,10 @@
 mod heap;
 mod machine;
 mod memo;
+mod opcodes;
 mod value;
 
+pub use heap::Sharing;
 pub(super) use heap::{Heap, Text};
 pub(super) use machine::{Place, Visitor, read};
 pub(super) use value::{Object, Slot, Value};
@@ -58,6 +61,9 @@ pub enum Fault {
     /// Opcodes that do not fit together.
     #[error("not a sound pickle: {0}")]
     Unsound(&'static str),
+    /// Something stands in two places, of which only one can have it while it is not kept ([`Sharing`]).
+    #[error("{0}: such a pickle is read a second time, so it must be a file and not a pipe")]
+    Shared(&'static str),
     /// Values that are more than a snapshot has.
     #[error("the pickle keeps {0} values at once, more than it has bytes; no snapshot does")]
     TooMany(usize),

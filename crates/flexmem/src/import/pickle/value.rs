@@ -85,7 +85,7 @@ impl Value {
 }
 
 /// Names a list or dict of the heap. The generation tells whether it is still there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::import) struct Slot {
     pub(super) index: u32,
     pub(super) generation: u32,

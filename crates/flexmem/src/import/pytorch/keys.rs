@@ -2,7 +2,9 @@
 //!
 //! The heap knows these texts first, in this order, so that a key is compared as a number.
 
-use crate::import::pickle::{Fault, Heap, Text, Value};
+use std::cell::Cell;
+
+use crate::import::pickle::{Fault, Heap, Sharing, Text, Value};
 
 macro_rules! keys {
     ($($name:ident = $text:literal,)*) => {
@@ -79,8 +81,8 @@ keys! {
 }
 
 /// A heap that knows the keys.
-pub(super) fn heap() -> Heap {
-    let mut heap = Heap::default();
+pub(super) fn heap(sharing: Sharing) -> Heap {
+    let mut heap = Heap::with_sharing(sharing);
     for (number, text) in ALL.iter().enumerate() {
         debug_assert_eq!(heap.intern(text), Text(number as u32));
         heap.intern(text);
@@ -88,11 +90,25 @@ pub(super) fn heap() -> Heap {
     heap
 }
 
+const INTEGER: &str = "an integer from 0 to 2^64 - 1";
+
 /// The entries of a dict, and what it is for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Entries<'a> {
     pub(super) what: &'static str,
     pub(super) entries: &'a [(Value, Value)],
+    /// The key of a figure that cannot be, if one was found.
+    pub(super) odd: &'a Cell<Option<Odd>>,
+}
+
+/// The key of a figure that cannot be: it is negative, or has more than 64 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Odd(Text);
+
+impl std::fmt::Display for Odd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "its {:?} is not from 0 to 2^64 - 1", ALL[self.0.0 as usize])
+    }
 }
 
 impl Entries<'_> {
@@ -102,18 +118,30 @@ impl Entries<'_> {
         found.map(|&(_, value)| value).filter(|&value| value != Value::None)
     }
 
-    /// A size or an address that must be there.
+    /// A size or an address that must be there; 0 for an odd one.
     pub(super) fn number(&self, key: Text) -> Result<u64, Fault> {
-        self.optional(key)?.ok_or_else(|| self.wrong(key, "an integer from 0 to 2^64 - 1", "nothing"))
+        match self.optional(key)? {
+            Some(number) => Ok(number),
+            None if self.find(key).is_some() => Ok(0),
+            None => Err(self.wrong(key, INTEGER, "nothing")),
+        }
     }
 
-    /// A size or an address that may be missing.
+    /// A size or an address that may be missing, as an odd one is.
     pub(super) fn optional(&self, key: Text) -> Result<Option<u64>, Fault> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        match value.as_u64() {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.wrong(key, "an integer from 0 to 2^64 - 1", value.kind())),
+        match self.find(key) {
+            None => Ok(None),
+            Some(Value::Int { negative: true, .. } | Value::Huge) => {
+                self.odd.set(Some(Odd(key)));
+                Ok(None)
+            }
+            Some(value) => value.as_u64().map(Some).ok_or_else(|| self.wrong(key, INTEGER, value.kind())),
         }
+    }
+
+    /// A number that tells things apart and may be missing.
+    pub(super) fn identity(&self, key: Text) -> Option<u64> {
+        self.find(key).and_then(Value::as_u64)
     }
 
     /// A text that must be there.

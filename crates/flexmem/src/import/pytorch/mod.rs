@@ -4,26 +4,33 @@
 //!
 //! Sizes of events are requested ones; blocks have `size`, rounded, and `requested_size`.
 
+mod held;
 mod keys;
+mod pieces;
 mod shapes;
 mod timeline;
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Source};
+use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Remark, Source};
 use flex_trace::{Action, Event, FrameId, Record, StackId, StringId, WriteError, Writer};
 
-use self::shapes::{Segment, Shapes};
+use self::pieces::{Annotation, Block, Remark as Impossible, Segment};
+use self::shapes::Shapes;
 use self::timeline::Timelines;
 use super::ImportError;
 use super::bytes::Bytes;
-use super::pickle::{self, Fault, Heap, Value};
+use super::pickle::{self, Fault, Heap, Sharing, Value};
 
 /// The longest text of a trace, in bytes; longer ones are cut.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 
 /// More devices than any machine has.
 const MAX_DEVICES: usize = 4096;
+
+/// What is impossible is said in words so many times.
+const MAX_REMARKS: usize = 100;
 
 /// The most settings that are kept. PyTorch has some thirty.
 const MAX_SETTINGS: usize = 500;
@@ -33,13 +40,14 @@ pub(super) fn import<R: Read, W: Write>(
     input: R,
     name: &str,
     writer: &mut Writer<W>,
+    sharing: Sharing,
 ) -> Result<(), ImportError> {
     let mut input = Bytes::new(input);
-    let (mut heap, mut timelines) = (keys::heap(), Timelines::new());
+    let (mut heap, mut timelines) = (keys::heap(sharing), Timelines::new());
     let mut shapes = Shapes::new(&mut timelines);
     let root = pickle::read(&mut input, &mut heap, &mut shapes)?;
     let contents = Contents::take(root, &mut heap, &mut shapes).map_err(|fault| input.fault(fault))?;
-    let Shapes { frames, stacks, annotations, .. } = shapes;
+    let Shapes { frames, stacks, annotations, remarks, .. } = shapes;
     timelines.finish(&contents.segments);
 
     let kind = "PyTorch snapshot";
@@ -64,6 +72,7 @@ pub(super) fn import<R: Read, W: Write>(
         output.write(&Record::Stack { id: StackId(index as u32), frames: (&**stack).into() })?;
     }
     output.devices(&timelines)?;
+    output.remarks(&remarks)?;
     for &name in &timelines.other_actions {
         output.text(pickle::Text(name))?;
     }
@@ -83,7 +92,7 @@ impl Contents {
     fn take(root: Value, heap: &mut Heap, shapes: &mut Shapes<'_>) -> Result<Self, Fault> {
         match root {
             Value::List(list) => {
-                let segments = shapes.take_segments(heap.list(list)?)?;
+                let segments = shapes.take_segments(heap.list(list)?, heap)?;
                 Ok(Contents { segments, settings: Vec::new() })
             }
             Value::Dict(dict) => {
@@ -92,7 +101,7 @@ impl Contents {
                 let Some(&(_, Value::List(segments))) = find(keys::SEGMENTS) else {
                     return Err(not_a_snapshot("a dict without a list of segments"));
                 };
-                let segments = shapes.take_segments(heap.list(segments)?)?;
+                let segments = shapes.take_segments(heap.list(segments)?, heap)?;
                 if let Some(&(_, Value::List(traces))) = find(keys::DEVICE_TRACES) {
                     take_leftover_events(traces, heap, shapes)?;
                 }
@@ -123,13 +132,18 @@ fn take_leftover_events(traces: pickle::Slot, heap: &mut Heap, shapes: &mut Shap
         let fault = format!("device_traces: expected at most {MAX_DEVICES} devices, found {}", traces.len());
         return Err(Fault::Contents(fault));
     }
+    let mut seen = HashMap::new();
     for (device, trace) in traces.into_iter().enumerate() {
         shapes.know_device(device)?;
         let Value::List(trace) = heap.current(trace) else {
             return Err(Fault::Contents(format!("device_traces: expected lists, found {}", trace.kind())));
         };
+        let first = *seen.entry(trace).or_insert(device);
+        if first != device && shapes.has_taken_events_of(first) {
+            return Err(Fault::Shared("two devices have one list of events"));
+        }
         let events = heap.list(trace)?.to_vec();
-        shapes.take_events(device, &events)?;
+        shapes.take_events(device, &events, heap)?;
     }
     Ok(())
 }
@@ -215,6 +229,12 @@ impl<W: Write> Output<'_, W> {
                 let stack = block.stack.map(StackId);
                 self.write(&Record::Event(Event { stack, ..Event::new(device, action) }))?;
             }
+            if let Some(odd) = timeline.first_odd {
+                let events = timeline.odd_events;
+                let others =
+                    if events == 1 { "1 event is".to_owned() } else { format!("{events} events are") };
+                self.impossible(device, &format!("{others} left out: of the first, {odd}"))?;
+            }
             if timeline.lost_events > 0 {
                 let lost = Action::Lost { events: timeline.lost_events };
                 self.write(&Record::Event(Event::new(device, lost)))?;
@@ -223,7 +243,24 @@ impl<W: Write> Output<'_, W> {
         Ok(())
     }
 
-    fn annotations(&mut self, annotations: &[shapes::Annotation]) -> Result<(), WriteError> {
+    /// What is impossible: the first of it in words, since a damaged file may have much of the same.
+    fn remarks(&mut self, remarks: &[Impossible]) -> Result<(), WriteError> {
+        for remark in remarks.iter().take(MAX_REMARKS) {
+            self.impossible(remark.device, &remark.text)?;
+        }
+        let mut others: BTreeMap<u32, u64> = BTreeMap::new();
+        remarks.iter().skip(MAX_REMARKS).for_each(|remark| *others.entry(remark.device).or_default() += 1);
+        for (device, segments) in others {
+            self.impossible(device, &format!("so it is with {segments} more of its segments"))?;
+        }
+        Ok(())
+    }
+
+    fn impossible(&mut self, device: u32, text: &str) -> Result<(), WriteError> {
+        self.write(&Record::Remark(Remark { device: Some(device), impossible: true, text }))
+    }
+
+    fn annotations(&mut self, annotations: &[Annotation]) -> Result<(), WriteError> {
         for annotation in annotations {
             self.text(annotation.name)?;
             let action = Action::Annotation { name: StringId(annotation.name.0), begins: annotation.begins };
@@ -248,7 +285,7 @@ impl<W: Write> Output<'_, W> {
                 stack: segment.stack.map(StackId),
             }))?;
             for block in &segment.blocks {
-                let &shapes::Block { size_bytes, requested_bytes, state, stack, .. } = block;
+                let &Block { size_bytes, requested_bytes, state, stack, .. } = block;
                 let stack = stack.map(StackId);
                 self.write(&Record::Block(BlockSnapshot { size_bytes, requested_bytes, state, stack }))?;
             }

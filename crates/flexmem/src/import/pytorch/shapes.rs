@@ -1,15 +1,21 @@
 //! Recognises what a snapshot consists of, while the pickle is read: frames, events, blocks, segments.
 //!
 //! Each becomes something small: a frame and a stack a number, since most are there many times; an event goes on to its
-//! device's timeline when the list of that device takes it. What is not recognised stays as it is.
+//! device's timeline when the list of that device takes it. What is not recognised stays as it is. What contradicts
+//! itself becomes a remark, and the rest is read on.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use flex_trace::record::BlockState;
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
 
+use super::held::{Held, TWICE};
 use super::keys::{self, Entries};
+use super::pieces::{Annotation, Block, Frame, Owner, PressureKeys, RawEvent, Remark, Segment};
 use super::timeline::Timelines;
-use crate::import::pickle::{Fault, Heap, Object, Place, Text, Value, Visitor};
+use crate::import::pickle::{Fault, Heap, Object, Place, Slot, Text, Value, Visitor};
 
 /// What dicts become.
 mod kind {
@@ -20,147 +26,32 @@ mod kind {
     pub(super) const SEGMENT: u8 = 4;
     pub(super) const OWNER: u8 = 5;
     pub(super) const ANNOTATION: u8 = 6;
+    /// A list whose items were taken.
+    pub(super) const TAKEN: u8 = 7;
 }
 
 /// The longest stack that is kept; deeper frames are left out.
 const MAX_FRAMES: usize = 4096;
-
-/// A line of a stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Frame {
-    pub(super) function: Text,
-    pub(super) file: Text,
-    pub(super) line: u32,
-}
-
-/// An entry of a device's trace.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RawEvent {
-    pub(super) action: Text,
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
-    pub(super) stream: u64,
-    pub(super) time_ns: Option<u64>,
-    pub(super) thread: Option<u64>,
-    pub(super) rounded_bytes: Option<u64>,
-    pub(super) device_free_bytes: Option<u64>,
-    pub(super) largest_free_bytes: Option<u64>,
-    pub(super) pressure: PressureKeys,
-    pub(super) stack: Option<u32>,
-}
-
-/// What snapshots of `spyre` tell of memory pressure and of collections.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct PressureKeys {
-    pub(super) duration_ns: u64,
-    pub(super) reclaimed_bytes: u64,
-    pub(super) objects: u64,
-    pub(super) full: bool,
-    pub(super) rescued: bool,
-    pub(super) tried_young: bool,
-    pub(super) tried_full: bool,
-    /// The device whose request a collection ran for; snapshots of version 0.1 do not tell.
-    pub(super) for_device: Option<u64>,
-}
-
-impl PressureKeys {
-    fn of(entries: Entries<'_>) -> Result<PressureKeys, Fault> {
-        let number = |key| entries.optional(key).map(|number| number.unwrap_or(0));
-        Ok(PressureKeys {
-            duration_ns: number(keys::DURATION_US)?.saturating_mul(1000),
-            reclaimed_bytes: number(keys::RECLAIMED_BYTES)?,
-            objects: number(keys::OBJECTS)?,
-            full: entries.find(keys::GENERATION) == Some(Value::Text(keys::FULL)),
-            rescued: entries.find(keys::OUTCOME) == Some(Value::Text(keys::RESCUED)),
-            tried_young: number(keys::YOUNG_COLLECTIONS)? > 0,
-            tried_full: number(keys::FULL_COLLECTIONS)? > 0,
-            for_device: entries.optional(keys::FOR_DEVICE)?,
-        })
-    }
-}
-
-/// A span of a segment.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    pub(super) address: Option<u64>,
-    pub(super) size_bytes: u64,
-    pub(super) requested_bytes: u64,
-    pub(super) state: BlockState,
-    pub(super) stack: Option<u32>,
-}
-
-/// Memory taken from the device.
-#[derive(Debug)]
-pub(super) struct Segment {
-    pub(super) device: u32,
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
-    pub(super) stream: u64,
-    pub(super) pool: (u64, u64),
-    pub(super) small: bool,
-    pub(super) expandable: bool,
-    pub(super) allocated_bytes: Option<u64>,
-    pub(super) active_bytes: Option<u64>,
-    pub(super) stack: Option<u32>,
-    pub(super) blocks: Vec<Block>,
-}
-
-/// Who had a block, in snapshots of 2022: the newest entry of its history.
-#[derive(Debug, Clone, Copy)]
-struct Owner {
-    requested_bytes: u64,
-    stack: Option<u32>,
-}
-
-/// Something that the program said about itself.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Annotation {
-    pub(super) device: u32,
-    pub(super) name: Text,
-    pub(super) begins: bool,
-    pub(super) time_ns: Option<u64>,
-}
-
-/// Things that the pickle still refers to, by number; numbers are used again.
-#[derive(Debug)]
-struct Held<T>(Vec<Option<T>>, Vec<u32>);
-
-impl<T> Held<T> {
-    fn put(&mut self, kind: u8, item: T) -> Value {
-        let index = self.1.pop().unwrap_or_else(|| {
-            self.0.push(None);
-            (self.0.len() - 1) as u32
-        });
-        self.0[index as usize] = Some(item);
-        Value::Object(Object { kind, index })
-    }
-
-    fn take(&mut self, object: Object) -> Option<T> {
-        let item = self.0.get_mut(object.index as usize)?.take();
-        if item.is_some() {
-            self.1.push(object.index);
-        }
-        item
-    }
-}
-
-impl<T> Default for Held<T> {
-    fn default() -> Self {
-        Held(Vec::new(), Vec::new())
-    }
-}
 
 /// See the module's text.
 pub(super) struct Shapes<'t> {
     pub(super) frames: IndexSet<Frame, RandomState>,
     pub(super) stacks: IndexSet<Box<[u32]>, RandomState>,
     pub(super) annotations: Vec<Annotation>,
+    pub(super) remarks: Vec<Remark>,
     timelines: &'t mut Timelines,
     events: Held<RawEvent>,
     blocks: Held<Block>,
     segments: Held<Segment>,
     owners: Held<Owner>,
+    /// Devices whose events were taken when their lists took them.
+    taken: BTreeSet<usize>,
+    /// What was taken out of things that may be shared, in all places.
+    copies: u64,
 }
+
+/// Copies that a pickle may always have, however short it is.
+const ALWAYS_ALLOWED: u64 = 64 << 10;
 
 impl<'t> Shapes<'t> {
     pub(super) fn new(timelines: &'t mut Timelines) -> Self {
@@ -168,32 +59,56 @@ impl<'t> Shapes<'t> {
             frames: IndexSet::default(),
             stacks: IndexSet::default(),
             annotations: Vec::new(),
+            remarks: Vec::new(),
             timelines,
             events: Held::default(),
             blocks: Held::default(),
             segments: Held::default(),
             owners: Held::default(),
+            taken: BTreeSet::new(),
+            copies: 0,
         }
     }
 
-    /// The segments in a list.
-    pub(super) fn take_segments(&mut self, items: &[Value]) -> Result<Vec<Segment>, Fault> {
-        let segment = |&value: &Value| match value {
-            Value::Object(object) if object.kind == kind::SEGMENT => {
-                self.segments.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+    /// Counts what is about to be taken. A small pickle can name a large list many times.
+    fn count(&mut self, items: usize, heap: &Heap) -> Result<(), Fault> {
+        if heap.keeps_shared() {
+            self.copies += items as u64;
+            if self.copies > heap.taken().max(ALWAYS_ALLOWED) {
+                return Err(Fault::TooMany(usize::try_from(self.copies).unwrap_or(usize::MAX)));
             }
-            other => Err(unlike("a segment with its blocks", other)),
-        };
-        items.iter().map(segment).collect()
+        }
+        Ok(())
+    }
+
+    /// Whether events of a device were taken when its list took them.
+    pub(super) fn has_taken_events_of(&self, device: usize) -> bool {
+        self.taken.contains(&device)
+    }
+
+    /// The segments in a list.
+    pub(super) fn take_segments(&mut self, items: &[Value], heap: &Heap) -> Result<Vec<Segment>, Fault> {
+        let mut segments = Vec::new();
+        for &value in items {
+            let Value::Object(object @ Object { kind: kind::SEGMENT, .. }) = value else {
+                return Err(unlike("a segment with its blocks", value));
+            };
+            let blocks = self.segments.get(object).map_or(0, |found| found.blocks.len());
+            self.count(1 + blocks, heap)?;
+            segments.push(self.segments.take(object, heap.keeps_shared())?);
+        }
+        segments.retain(|segment| !segment.is_nowhere);
+        Ok(segments)
     }
 
     /// Events that stayed in their list, since it was not clear whose it was.
-    pub(super) fn take_events(&mut self, device: usize, items: &[Value]) -> Result<(), Fault> {
+    pub(super) fn take_events(&mut self, device: usize, items: &[Value], heap: &Heap) -> Result<(), Fault> {
+        self.count(items.len(), heap)?;
         for &value in items {
             let Value::Object(object @ Object { kind: kind::EVENT, .. }) = value else {
                 return Err(unlike("an event", value));
             };
-            let event = self.events.take(object).ok_or(Fault::Contents(TWICE.to_owned()))?;
+            let event = self.events.take(object, heap.keeps_shared())?;
             self.timelines.event(device_number(device)?, &event)?;
         }
         Ok(())
@@ -210,7 +125,8 @@ impl<'t> Shapes<'t> {
         let numbers = self.timelines.devices.len();
         for (device, &history) in histories.iter().take(numbers).enumerate() {
             let Value::Dict(dict) = history else { continue };
-            let entries = Entries { what: "a device's history", entries: heap.dict(dict)? };
+            let odd = Cell::new(None);
+            let entries = Entries { what: "a device's history", entries: heap.dict(dict)?, odd: &odd };
             let lost_events = entries.optional(keys::LOST_EVENTS)?.unwrap_or(0);
             self.timelines.devices.entry(device_number(device)?).or_default().lost_events = lost_events;
         }
@@ -254,16 +170,16 @@ impl<'t> Shapes<'t> {
     fn event(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let action = entries.text(keys::ACTION)?;
         let address = entries.optional(keys::ADDR)?;
-        if address.is_none() && action != keys::OOM {
+        if address.is_none() && entries.find(keys::ADDR).is_none() && action != keys::OOM {
             return Err(entries.wrong(keys::ADDR, "an address", "nothing"));
         }
         let event = RawEvent {
             action,
             address: address.unwrap_or(0),
             size_bytes: entries.number(keys::SIZE)?,
-            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
-            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
-            thread: entries.optional(keys::THREAD_ID).ok().flatten(),
+            stream: entries.identity(keys::STREAM).unwrap_or(0),
+            time_ns: entries.identity(keys::TIME_US).and_then(|time_us| time_us.checked_mul(1000)),
+            thread: entries.identity(keys::THREAD_ID),
             rounded_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
             device_free_bytes: entries.optional(keys::DEVICE_FREE)?,
             largest_free_bytes: entries.optional(keys::LARGEST_FREE)?,
@@ -272,12 +188,16 @@ impl<'t> Shapes<'t> {
                 _ => PressureKeys::default(),
             },
             stack: self.stack(entries, heap)?,
+            odd: entries.odd.get(),
         };
         Ok(self.events.put(kind::EVENT, event))
     }
 
     fn owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let requested_bytes = entries.number(keys::REAL_SIZE)?;
+        if let Some(odd) = entries.odd.get() {
+            return Err(Fault::Contents(format!("a block's history: {odd}")));
+        }
         let stack = self.stack(entries, heap)?;
         Ok(self.owners.put(kind::OWNER, Owner { requested_bytes, stack }))
     }
@@ -303,52 +223,67 @@ impl<'t> Shapes<'t> {
                 .unwrap_or(size_bytes),
             state,
             stack: self.stack(entries, heap)?.or(owner.and_then(|owner| owner.stack)),
+            odd: entries.odd.get(),
         };
         Ok(self.blocks.put(kind::BLOCK, block))
     }
 
     fn newest_owner(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Option<Owner>, Fault> {
-        let Some(Value::List(list)) = entries.find(keys::HISTORY) else { return Ok(None) };
+        let list = match entries.find(keys::HISTORY) {
+            Some(Value::List(list)) => list,
+            Some(Value::Object(Object { kind: kind::TAKEN, .. })) => return Err(TWICE),
+            _ => return Ok(None),
+        };
         let mut newest = None;
+        self.count(heap.list(list)?.len(), heap)?;
         for &value in heap.list(list)? {
             let Value::Object(object @ Object { kind: kind::OWNER, .. }) = value else { continue };
-            let owner = self.owners.take(object);
-            newest = newest.or(owner);
+            let owner = self.owners.take(object, heap.keeps_shared())?;
+            newest = newest.or(Some(owner));
         }
-        heap.replace(list, Value::None, true);
+        empty(list, heap);
         Ok(newest)
     }
 
     fn segment(&mut self, entries: Entries<'_>, heap: &mut Heap) -> Result<Value, Fault> {
         let blocks = match entries.find(keys::BLOCKS) {
             Some(Value::List(list)) => {
-                let blocks = self.take_blocks(heap.list(list)?)?;
-                heap.replace(list, Value::None, true);
+                let blocks = self.take_blocks(heap.list(list)?, heap)?;
+                empty(list, heap);
                 blocks
             }
+            Some(Value::Object(Object { kind: kind::TAKEN, .. })) => return Err(TWICE),
             other => return Err(entries.wrong(keys::BLOCKS, "a list", other.map_or("nothing", Value::kind))),
         };
-        let segment = Segment {
-            device: device_number(entries.number(keys::DEVICE)?)?,
+        let device = entries.identity(keys::DEVICE);
+        let found = entries.find(keys::DEVICE).map_or("nothing", Value::kind);
+        let device = device.ok_or_else(|| entries.wrong(keys::DEVICE, "the number of a device", found))?;
+        let mut segment = Segment {
+            device: device_number(device)?,
             address: entries.number(keys::ADDRESS)?,
             size_bytes: entries.number(keys::TOTAL_SIZE)?,
-            stream: entries.optional(keys::STREAM).ok().flatten().unwrap_or(0),
+            stream: entries.identity(keys::STREAM).unwrap_or(0),
             pool: pool(entries, heap)?,
             small: entries.find(keys::SEGMENT_TYPE) == Some(Value::Text(keys::SMALL)),
             expandable: entries.flag(keys::IS_EXPANDABLE),
             allocated_bytes: entries.optional(keys::ALLOCATED_SIZE)?,
             active_bytes: entries.optional(keys::ACTIVE_SIZE)?,
+            requested_bytes: entries.optional(keys::REQUESTED_SIZE)?,
             stack: self.stack(entries, heap)?,
             blocks,
+            is_nowhere: false,
         };
-        check(&segment)?;
+        let device = segment.device;
+        let fault = segment.settle(entries.odd.get()).or_else(|| segment.requested_fault());
+        self.remarks.extend(fault.map(|text| Remark { device, text }));
         Ok(self.segments.put(kind::SEGMENT, segment))
     }
 
-    fn take_blocks(&mut self, items: &[Value]) -> Result<Vec<Block>, Fault> {
+    fn take_blocks(&mut self, items: &[Value], heap: &Heap) -> Result<Vec<Block>, Fault> {
+        self.count(items.len(), heap)?;
         let block = |&value: &Value| match value {
             Value::Object(object) if object.kind == kind::BLOCK => {
-                self.blocks.take(object).ok_or(Fault::Contents(TWICE.to_owned()))
+                self.blocks.take(object, heap.keeps_shared())
             }
             other => Err(unlike("a block", other)),
         };
@@ -357,10 +292,10 @@ impl<'t> Shapes<'t> {
 
     fn annotation(&mut self, entries: Entries<'_>) -> Result<Value, Fault> {
         self.annotations.push(Annotation {
-            device: device_number(entries.optional(keys::DEVICE)?.unwrap_or(0))?,
+            device: device_number(entries.identity(keys::DEVICE).unwrap_or(0))?,
             name: entries.text(keys::NAME)?,
             begins: entries.text(keys::STAGE)? == keys::START,
-            time_ns: entries.optional(keys::TIME_US)?.and_then(|time_us| time_us.checked_mul(1000)),
+            time_ns: entries.identity(keys::TIME_US).and_then(|time_us| time_us.checked_mul(1000)),
         });
         Ok(Value::Object(Object { kind: kind::ANNOTATION, index: 0 }))
     }
@@ -369,7 +304,8 @@ impl<'t> Shapes<'t> {
 impl Visitor for Shapes<'_> {
     fn dict(&mut self, entries: &[(Value, Value)], heap: &mut Heap) -> Result<Option<Value>, Fault> {
         let has = |key: Text| entries.iter().any(|&(found, _)| found == Value::Text(key));
-        let named = |what: &'static str| Entries { what, entries };
+        let odd = Cell::new(None);
+        let named = |what: &'static str| Entries { what, entries, odd: &odd };
         let value = if has(keys::FILENAME) {
             self.frame(named("a frame"))
         } else if has(keys::ACTION) {
@@ -388,11 +324,14 @@ impl Visitor for Shapes<'_> {
         value.map(Some)
     }
 
-    fn append(&mut self, place: &Place, items: &[Value]) -> Result<bool, Fault> {
+    fn append(&mut self, place: &Place, items: &[Value], heap: &Heap) -> Result<bool, Fault> {
         let is_event = |value: &Value| matches!(value, Value::Object(Object { kind: kind::EVENT, .. }));
         match (place.key, place.index) {
+            // What may be shared stays in its lists.
+            _ if heap.keeps_shared() => Ok(false),
             (Value::Text(keys::DEVICE_TRACES), Some(device)) if items.iter().all(is_event) => {
-                self.take_events(device, items)?;
+                self.take_events(device, items, heap)?;
+                self.taken.insert(device);
                 Ok(true)
             }
             // They are kept apart.
@@ -402,7 +341,12 @@ impl Visitor for Shapes<'_> {
     }
 }
 
-const TWICE: &str = "the same event, block or segment stands in two places";
+/// A list whose items were taken: gone, unless it may be shared.
+fn empty(list: Slot, heap: &mut Heap) {
+    if !heap.keeps_shared() {
+        heap.replace(list, Value::Object(Object { kind: kind::TAKEN, index: 0 }), true);
+    }
+}
 
 fn unlike(expected: &str, found: Value) -> Fault {
     Fault::Contents(format!("expected {expected}, found {}", found.kind()))
@@ -426,24 +370,4 @@ fn pool(entries: Entries<'_>, heap: &Heap) -> Result<(u64, u64), Fault> {
         &[first, second] => Ok((first.as_u64().unwrap_or(0), second.as_u64().unwrap_or(0))),
         _ => Ok((0, 0)),
     }
-}
-
-/// Blocks lie one behind the other and fill their segment. Old snapshots give them no address.
-fn check(segment: &Segment) -> Result<(), Fault> {
-    let mut end = Some(segment.address);
-    for block in &segment.blocks {
-        if block.address.is_some() && block.address != end {
-            let fault = format!(
-                "the blocks of the segment at {:#x} do not lie one behind the other",
-                segment.address
-            );
-            return Err(Fault::Contents(fault));
-        }
-        end = end.and_then(|end| end.checked_add(block.size_bytes));
-    }
-    if end.is_none() || end != segment.address.checked_add(segment.size_bytes) {
-        let fault = format!("the blocks of the segment at {:#x} do not fill it", segment.address);
-        return Err(Fault::Contents(fault));
-    }
-    Ok(())
 }

@@ -15,8 +15,8 @@ use flex_trace::{Action, Event, Record, StackId, StringId, Writer};
 use foldhash::fast::RandomState;
 use tempfile::SpooledTempFile;
 
-use super::keys;
-use super::shapes::{RawEvent, Segment};
+use super::keys::{self, Odd};
+use super::pieces::{RawEvent, Segment};
 use crate::import::pickle::Fault;
 
 /// Frames of events up to this size stay in memory.
@@ -44,6 +44,10 @@ pub(super) struct Timeline {
     /// What the events acquired, less what they released.
     acquired_bytes: i128,
     pub(super) reserved_before_bytes: u64,
+    /// Events that were left out, since a figure of theirs cannot be.
+    pub(super) odd_events: u64,
+    /// What was odd about the first of them.
+    pub(super) first_odd: Option<Odd>,
     /// Whether anything was recorded but snapshots.
     pub(super) recorded: bool,
 }
@@ -76,6 +80,12 @@ impl Timelines {
         let timeline = self.devices.entry(device).or_default();
         let (address, size_bytes) = (raw.address.into(), raw.size_bytes);
         timeline.recorded |= raw.action != keys::SNAPSHOT;
+        if raw.odd.is_some() {
+            timeline.first_odd = timeline.first_odd.or(raw.odd);
+            timeline.odd_events += 1;
+            timeline.contradictions += 1;
+            return Ok(());
+        }
         let action = match raw.action {
             keys::ALLOC => {
                 if let Some(old_bytes) = timeline.allocate(raw.address, raw.size_bytes) {
@@ -244,7 +254,7 @@ fn write(events: &mut Writer<SpooledTempFile>, event: &Event) -> Result<(), Faul
 mod tests {
     use super::*;
     use crate::import::pickle::Text;
-    use crate::import::pytorch::shapes::PressureKeys;
+    use crate::import::pytorch::pieces::PressureKeys;
 
     fn collected_for(
         timelines: &mut Timelines,
@@ -277,6 +287,7 @@ mod tests {
             largest_free_bytes: None,
             pressure: PressureKeys::default(),
             stack: None,
+            odd: None,
         }
     }
 
