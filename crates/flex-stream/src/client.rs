@@ -60,6 +60,18 @@ impl Client {
         Ok(0)
     }
 
+    /// Tells the client that everything from before a moment is above, so that it knows how old that is. Not if that
+    /// is not so, since events were left out for lack of room; nor if nothing is new and it has not read what was: the
+    /// program may be idle for longer than it is away.
+    pub(crate) fn mark(&mut self, time_ns: u64, is_news: bool) -> Result<(), WriteError> {
+        let waiting_bytes = self.waiting_bytes();
+        if waiting_bytes > self.room_bytes || (waiting_bytes > 0 && !is_news) {
+            return Ok(());
+        }
+        self.sink.mark(time_ns)?;
+        self.sink.flush()
+    }
+
     /// Sends what the socket takes at once. An error says that the client is gone, also if there was nothing to send.
     pub(crate) fn send(&mut self) -> io::Result<()> {
         let socket = &self.socket;

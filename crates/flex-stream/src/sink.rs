@@ -129,6 +129,14 @@ impl<W: Write> Sink<W> {
         Ok(())
     }
 
+    /// Says that everything from before a moment is above, or said to be missing.
+    pub(crate) fn mark(&mut self, time_ns: u64) -> Result<(), WriteError> {
+        for (&device, progress) in &mut self.devices {
+            progress.say_what_is_missing(&mut self.writer, device)?;
+        }
+        self.writer.write(&Record::Watermark { time_ns })
+    }
+
     /// Leaves a device's events out; the trace will say so before the next ones.
     pub(crate) fn omit(&mut self, device: u32, batch: &Batch) -> u64 {
         let Some(progress) = self.devices.get_mut(&device) else { return 0 };

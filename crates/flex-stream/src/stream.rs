@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{io, thread};
 
 use flex::fork::is_forked;
@@ -224,10 +224,12 @@ impl Worker {
 
     /// Hands on what was recorded since the last time.
     fn drain(&mut self) {
-        let (mut events, mut lost, mut dropped) = (0, 0, 0);
+        let (mut events, mut lost, mut dropped, mut is_news) = (0, 0, 0, false);
+        let now_ns = unix_ns();
         for index in 0..self.sources.len() {
             let batch = self.sources[index].drain();
             if !batch.is_empty() {
+                is_news = true;
                 events += batch.events.len() as u64;
                 lost += batch.lost;
                 dropped += self.hand_on(self.sources[index].device, &batch);
@@ -237,7 +239,8 @@ impl Worker {
             self.give_up(&error);
         }
         self.clients.retain_mut(|client| {
-            client.send().inspect_err(|error| debug!(%error, "a client of the stream has gone")).is_ok()
+            let sent = client.mark(now_ns, is_news).map_err(into_io).and_then(|()| client.send());
+            sent.inspect_err(|error| debug!(%error, "a client of the stream has gone")).is_ok()
         });
         let statistics = &mut self.control.lock().statistics;
         statistics.events += events;
@@ -276,12 +279,19 @@ impl Worker {
             if self.clients.len() >= MOST_CLIENTS || !is_same_user(&socket) {
                 continue; // Closed.
             }
-            let stacks = self.options.stacks.clone();
-            match Sink::begin(Outbox::default(), &self.options.producer, stacks, &self.sources) {
-                Ok(sink) => self.clients.push(Client::new(socket, sink, self.options.client_room_bytes)),
+            match self.welcome(socket) {
+                Ok(client) => self.clients.push(client),
                 Err(error) => warn!(%error, "a client of the stream was turned away"),
             }
         }
+    }
+
+    fn welcome(&self, socket: UnixStream) -> Result<Client, WriteError> {
+        let (stacks, now_ns) = (self.options.stacks.clone(), unix_ns());
+        let mut sink = Sink::begin(Outbox::default(), &self.options.producer, stacks, &self.sources)?;
+        sink.mark(now_ns)?;
+        sink.flush()?;
+        Ok(Client::new(socket, sink, self.options.client_room_bytes))
     }
 
     fn finish(mut self) {
@@ -303,6 +313,12 @@ fn flush_to_its_name(sink: &mut Sink<BufWriter<File>>) -> Result<(), WriteError>
         return Err(io::Error::new(io::ErrorKind::NotFound, "the file was removed").into());
     }
     Ok(())
+}
+
+/// Now, as nanoseconds since 1970.
+fn unix_ns() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn is_same_user(socket: &UnixStream) -> bool {

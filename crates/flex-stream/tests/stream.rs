@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use flex::history::{HistoryOptions, Sites};
 use flex::{AllocationDirective, AllocatorOptions, FlexAllocator, Topology};
@@ -89,7 +89,19 @@ struct Contents {
     with_stack: u64,
     texts: Vec<String>,
     frames: Vec<u32>,
+    /// Watermarks, and how many events were above each, or said to be missing.
+    marks: Vec<(u64, u64)>,
     ended: bool,
+}
+
+impl Contents {
+    fn events(&self) -> u64 {
+        self.allocated + self.freed + self.lost
+    }
+}
+
+fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64
 }
 
 fn contents(trace: impl Read) -> Contents {
@@ -119,6 +131,7 @@ fn contents_while(trace: impl Read, mut look: impl FnMut(&Contents)) -> Contents
             }
             Record::String { text, .. } => found.texts.push(text.to_owned()),
             Record::Frame(frame) => found.frames.push(frame.line),
+            Record::Watermark { time_ns } => found.marks.push((time_ns, found.events())),
             Record::End { .. } => found.ended = true,
             _ => {}
         }
@@ -252,6 +265,28 @@ fn a_client_sees_the_program_while_it_runs() {
 }
 
 #[test]
+fn a_client_is_told_up_to_when_it_has_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Some(folder.path().join("sockets"));
+    let allocator = recording(1000);
+    pairs(&allocator, 1); // The region is there.
+    let stream = Stream::start(StreamOptions { socket_directory: directory, ..options(&allocator) }).unwrap();
+    let client = UnixStream::connect(stream.socket().unwrap()).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    wait_until(&stream, |statistics| statistics.clients == 1);
+    pairs(&allocator, 10);
+    let after_ns = unix_ns();
+    wait_until(&stream, |statistics| statistics.events >= 20);
+    assert!(stream.stop());
+    let found = contents(client);
+    assert_eq!(found.marks.first().map(|mark| mark.1), Some(0), "at the beginning");
+    let (marked_ns, marked) = *found.marks.last().unwrap();
+    assert!(marked == 20 && marked_ns <= unix_ns(), "{found:?}");
+    let claims_more = found.marks.iter().find(|&&(time_ns, events)| time_ns >= after_ns && events < 20);
+    assert_eq!(claims_more, None, "{found:?}");
+}
+
+#[test]
 fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_missed() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Some(folder.path().join("sockets"));
@@ -261,18 +296,18 @@ fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_mis
     let client = UnixStream::connect(stream.socket().unwrap()).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     wait_until(&stream, |statistics| statistics.clients == 1);
-    let mut made = 0;
+    let (mut made, mut made_at) = (0, Vec::new());
     while stream.statistics().dropped == 0 {
         pairs(&allocator, 1000);
         made += 1000;
+        made_at.push((unix_ns(), made));
         assert!(made < 10_000_000, "the socket has taken everything");
     }
     // More is left out while nobody reads; a reader that comes back is told.
     let seen = Arc::new(AtomicU64::new(0));
     let reader = std::thread::spawn({
         let seen = Arc::clone(&seen);
-        let total = |found: &Contents| found.allocated + found.freed + found.lost;
-        move || contents_while(client, |found| seen.store(total(found), Ordering::Relaxed))
+        move || contents_while(client, |found| seen.store(found.events(), Ordering::Relaxed))
     });
     // The end is not waited for long, so the reader has to have caught up before.
     let before = made;
@@ -285,8 +320,14 @@ fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_mis
     assert!(stream.stop());
     let found = reader.join().unwrap();
     assert!(found.ended, "{found:?}");
-    assert_eq!(found.allocated + found.freed + found.lost, 2 * made, "{found:?}");
+    assert_eq!(found.events(), 2 * made, "{} lost", found.lost);
     assert!(found.lost > 0);
+    // No watermark has claimed that events were above it that were left out, and not said to be.
+    for &(marked_ns, events) in &found.marks {
+        let made_before =
+            made_at.iter().rfind(|(time_ns, _)| *time_ns <= marked_ns).map_or(0, |&(_, made)| made);
+        assert!(events >= 2 * made_before, "{events} of {made_before} pairs");
+    }
 }
 
 #[test]

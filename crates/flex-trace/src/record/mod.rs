@@ -69,6 +69,13 @@ pub enum Record<'a> {
         /// Records before it.
         records: u64,
     },
+    /// Everything that happened before this moment, on all devices, is above. A reader of a trace that grows knows by it
+    /// how old what it has read is. An event that a thread was just writing then may still follow.
+    Watermark {
+        /// The moment, on the clock of [`Record::Clock`]: no difference, so that who passes over it reads the times
+        /// after it right.
+        time_ns: u64,
+    },
     /// A record of a kind that this reader does not know. Its body is passed over; written, it has none.
     Unknown {
         /// Its kind.
@@ -89,6 +96,7 @@ mod kind {
     pub(super) const REGION_STATE: u64 = 10;
     pub(super) const BLOCK: u64 = 11;
     pub(super) const END: u64 = 12;
+    pub(super) const WATERMARK: u64 = 13;
 }
 
 impl<'a> Record<'a> {
@@ -106,6 +114,7 @@ impl<'a> Record<'a> {
             Record::RegionState(_) => kind::REGION_STATE,
             Record::Block(_) => kind::BLOCK,
             Record::End { .. } => kind::END,
+            Record::Watermark { .. } => kind::WATERMARK,
             Record::Event(event) => event.action.kind(),
             Record::Unknown { kind } => *kind,
         }
@@ -136,6 +145,7 @@ impl<'a> Record<'a> {
             Record::RegionState(region) => region.put(encoder),
             Record::Block(block) => block.put(encoder),
             Record::End { records } => records.put(encoder),
+            Record::Watermark { time_ns } => time_ns.put(encoder),
             Record::Unknown { .. } => {}
         }
     }
@@ -155,6 +165,7 @@ impl<'a> Record<'a> {
             kind::REGION_STATE => Record::RegionState(RegionState::take(decoder)?),
             kind::BLOCK => Record::Block(BlockSnapshot::take(decoder)?),
             kind::END => Record::End { records: u64::take(decoder)? },
+            kind::WATERMARK => Record::Watermark { time_ns: u64::take(decoder)? },
             kind => match Event::take(kind, decoder)? {
                 Some(event) => Record::Event(event),
                 None => Record::Unknown { kind },
