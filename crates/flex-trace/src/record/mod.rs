@@ -69,8 +69,8 @@ pub enum Record<'a> {
         /// Records before it.
         records: u64,
     },
-    /// Everything that happened before this moment, on all devices, is above. A reader of a trace that grows knows by it
-    /// how old what it has read is. An event that a thread was just writing then may still follow.
+    /// Everything that happened before this moment, on all devices, is above. A reader of a trace that grows knows by
+    /// it how old what it has read is. An event that a thread was just writing then may still follow.
     Watermark {
         /// The moment, on the clock of [`Record::Clock`]: no difference, so that who passes over it reads the times
         /// after it right.
