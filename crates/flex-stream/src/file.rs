@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
+use rustix::io::retry_on_intr;
 use rustix::process::geteuid;
 
 use crate::error::refusal;
@@ -72,7 +73,7 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
         return Err(refusal(Errno::EPERM, "it has other names (hard links)"));
     }
     // A file system that has no locks offers none.
-    let locked = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive);
+    let locked = retry_on_intr(|| fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive));
     if let Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) = locked {
         let text = "another process streams to it; expected one file for each (%p is the process)";
         return Err(refusal(Errno::EBUSY, text));
