@@ -1,8 +1,8 @@
 //! The history of the process's devices as a stream: one at a time, from its start to its stop or to the exit.
 //!
-//! Locks: `CHANGES` is held by those who change what is recorded, start or stop, while files are opened and the stream's
-//! thread is waited for, so it is taken on detached threads only. `STREAM` is a leaf, held to copy a pointer. Nothing
-//! that allocates or frees looks here, and a forked child takes neither.
+//! Locks: `CHANGES` is held by those who change what is recorded, start or stop, while files are opened and the
+//! stream's thread is waited for, so it is taken on detached threads only. `STREAM` is a leaf, held to copy a pointer.
+//! Nothing that allocates or frees looks here, and a forked child takes neither.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
