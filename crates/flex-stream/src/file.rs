@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
 use rustix::io::retry_on_intr;
-use rustix::process::geteuid;
+use rustix::process::{Flock, FlockType, fcntl_getlk, geteuid};
 
 use crate::error::refusal;
 
@@ -81,6 +81,14 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.set_len(0)?;
     Ok(file)
+}
+
+/// Whether another process streams to a file that is open, and goes on with it. A process does not see its own streams
+/// so, and nobody does on a file system without locks.
+pub fn is_being_written(file: &File) -> bool {
+    // What a reader would have to wait for.
+    let read = Flock::from(FlockType::ReadLock);
+    fcntl_getlk(file, &read).is_ok_and(|held| held.is_some())
 }
 
 /// Whether nobody can find what is written: the file has no name any more.

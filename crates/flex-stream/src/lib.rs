@@ -43,7 +43,7 @@ use flex::FlexAllocator;
 
 pub use connect::{ConnectError, connect};
 pub use error::{StreamError, SystemError};
-pub use file::path_of_process;
+pub use file::{is_being_written, path_of_process};
 pub use starting::Starting;
 pub use stream::Stream;
 

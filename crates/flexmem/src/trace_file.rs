@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use flex_stream::is_being_written;
 use flex_trace::{Header, ReadError, Reader, Record, Tables, Writer};
 use tempfile::SpooledTempFile;
 
-use crate::import::{ImportError, Kind, import};
+use crate::import::{ImportError, Kind, import_growing};
 
 /// Traces up to this size stay in memory.
 const IN_MEMORY_BYTES: usize = 64 << 20;
@@ -17,6 +18,7 @@ const IN_MEMORY_BYTES: usize = 64 << 20;
 pub struct TraceFile {
     trace: SpooledTempFile,
     kind: Kind,
+    is_growing: bool,
 }
 
 impl TraceFile {
@@ -26,9 +28,22 @@ impl TraceFile {
     ///
     /// [`ImportError`].
     pub fn import(input: impl Read, name: &str) -> Result<TraceFile, ImportError> {
+        TraceFile::import_growing(input, name, || false)
+    }
+
+    /// Imports a file that may still be written: `is_written` says whether it is.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`].
+    pub(crate) fn import_growing(
+        input: impl Read,
+        name: &str,
+        is_written: impl Fn() -> bool,
+    ) -> Result<TraceFile, ImportError> {
         let mut writer = Writer::new(SpooledTempFile::new(IN_MEMORY_BYTES), Header::default())?;
-        let kind = import(input, name, &mut writer)?;
-        Ok(TraceFile { trace: writer.finish()?, kind })
+        let (kind, is_growing) = import_growing(input, name, &mut writer, is_written)?;
+        Ok(TraceFile { trace: writer.finish()?, kind, is_growing })
     }
 
     /// Imports the file at a path.
@@ -37,12 +52,18 @@ impl TraceFile {
     ///
     /// [`ImportError`].
     pub fn open(path: &Path) -> Result<TraceFile, ImportError> {
-        TraceFile::import(File::open(path)?, &file_name(path))
+        let file = File::open(path)?;
+        TraceFile::import_growing(&file, &file_name(path), || is_being_written(&file))
     }
 
     /// What the file was.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether it was still being written, and so ends where that was when it was read.
+    pub fn is_growing(&self) -> bool {
+        self.is_growing
     }
 
     /// Goes through all records in order, with the names and stacks that were given until then.

@@ -37,6 +37,9 @@ fn as_text(info: &Info, top: usize) -> String {
     let mut lines = Lines::default();
     let devices = count(info.devices.len() as u64, "device");
     lines.plain(format_args!("{}: {}, {devices}", info.source.name, info.source.kind));
+    if info.growing {
+        lines.plain("still being written: this is how far it was when it was read");
+    }
     let on = info.settings_on();
     if !on.is_empty() {
         lines.plain(format_args!("settings on: {}", on.join(", ")));

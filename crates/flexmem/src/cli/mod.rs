@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use flex_stream::is_being_written;
 use tempfile::NamedTempFile;
 
 use crate::TraceFile;
@@ -134,8 +135,10 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     if path == Path::new("-") {
         return TraceFile::import(io::stdin().lock(), "-").map_err(named);
     }
-    let input = progress::open(path).map_err(|error| named(error.into()))?;
-    TraceFile::import(input, &crate::trace_file::file_name(path)).map_err(named)
+    let file = progress::open(path).map_err(|error| named(error.into()))?;
+    let input = progress::read(&file).map_err(|error| named(error.into()))?;
+    let name = crate::trace_file::file_name(path);
+    TraceFile::import_growing(input, &name, || is_being_written(&file)).map_err(named)
 }
 
 /// A file that takes the place of another, or of none, when it is whole. It is as readable as any new file, and not

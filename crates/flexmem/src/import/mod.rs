@@ -70,17 +70,29 @@ pub enum ImportError {
 ///
 /// [`ImportError`]. What was written until then is worth nothing.
 pub fn import<R: Read, W: Write>(input: R, name: &str, writer: &mut Writer<W>) -> Result<Kind, ImportError> {
+    import_growing(input, name, writer, || false).map(|(kind, _)| kind)
+}
+
+/// As [`import`], of a file that may still be written: `is_written` says whether it is. Returns too whether that was so
+/// at its end: then it is as far as it is, and nothing is missing.
+pub(crate) fn import_growing<R: Read, W: Write>(
+    input: R,
+    name: &str,
+    writer: &mut Writer<W>,
+    is_written: impl Fn() -> bool,
+) -> Result<(Kind, bool), ImportError> {
     let (kind, input) = look(input)?;
+    let mut is_growing = false;
     match kind {
         Kind::Pickle => pytorch::import(input, name, writer)?,
         Kind::Page => pytorch::import(page::pickle(input)?, name, writer)?,
         Kind::Rmm => rmm::import(input, name, writer)?,
         Kind::MiniMalloc => minimalloc::import(input, name, writer)?,
         Kind::Json => chrome::import(input, name, writer)?,
-        Kind::Trace => copy(input, writer)?,
+        Kind::Trace => is_growing = copy(input, writer, is_written)?,
         Kind::Other(what) => return Err(ImportError::Unknown(what)),
     }
-    Ok(kind)
+    Ok((kind, is_growing))
 }
 
 /// What a file is, and the whole of it. A pipe may give it in pieces, of which the first may be too short to judge.
@@ -93,11 +105,36 @@ fn look<R: Read>(mut input: R) -> io::Result<(Kind, impl BufRead)> {
     Ok((kind, io::Cursor::new(beginning).chain(rest)))
 }
 
-/// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has
-/// events missing at its end.
-fn copy<R: Read, W: Write>(input: R, writer: &mut Writer<W>) -> Result<(), ImportError> {
+/// A trace, checked record by record; whether it grows. One that was not finished and does not, since its writer was
+/// killed, has events missing at its end.
+fn copy<R: Read, W: Write>(
+    input: R,
+    writer: &mut Writer<W>,
+    is_written: impl Fn() -> bool,
+) -> Result<bool, ImportError> {
     let mut reader = Reader::new(input)?;
     let mut devices = BTreeSet::from([0]);
+    if copy_records(&mut reader, writer, &mut devices)? == Progress::Finished {
+        return Ok(false);
+    }
+    if is_written() {
+        return Ok(true);
+    }
+    // Its writer may have finished it just before that was asked.
+    if copy_records(&mut reader, writer, &mut devices)? != Progress::Finished {
+        for device in devices {
+            writer.write(&Record::Event(Event::new(device, Action::Lost { events: 0 })))?;
+        }
+    }
+    Ok(false)
+}
+
+/// What is there of a trace, but its end, and how far that is.
+fn copy_records<R: Read, W: Write>(
+    reader: &mut Reader<R>,
+    writer: &mut Writer<W>,
+    devices: &mut BTreeSet<u32>,
+) -> Result<Progress, ImportError> {
     while let Some(record) = reader.next()? {
         match record {
             Record::End { .. } => continue,
@@ -106,10 +143,5 @@ fn copy<R: Read, W: Write>(input: R, writer: &mut Writer<W>) -> Result<(), Impor
         }
         writer.write(&record)?;
     }
-    if reader.progress() != Progress::Finished {
-        for device in devices {
-            writer.write(&Record::Event(Event::new(device, Action::Lost { events: 0 })))?;
-        }
-    }
-    Ok(())
+    Ok(reader.progress())
 }

@@ -7,6 +7,8 @@ use serde::Serialize;
 pub struct Info {
     /// Where it comes from.
     pub source: SourceInfo,
+    /// It was still being written: it goes on behind what is told here.
+    pub growing: bool,
     /// Settings of the allocator, as the file has them.
     pub settings: Vec<SettingInfo>,
     /// The devices, the busiest first.
