@@ -151,9 +151,9 @@ impl Stacks {
         }
     }
 
-    /// The number of the calling thread's Python stack: equal for equal stacks, 0 for a thread that runs no Python code
-    /// or cannot be read, and until there is trust. Neither waits nor attaches; may be called on any thread, attached or
-    /// not.
+    /// The number of the calling thread's Python stack: equal for equal stacks, 0 for a thread that runs no Python
+    /// code or cannot be read, and until there is trust. Neither waits nor attaches; may be called on any thread,
+    /// attached or not.
     ///
     /// The second time a stack is seen costs a few nanoseconds a frame. The first time its names are copied.
     pub fn capture(&self) -> u32 {

@@ -88,8 +88,8 @@ pub(crate) fn frames(site: u32) -> Vec<Frame> {
     }
 }
 
-/// Ends capturing, before CPython frees the states of threads that still run. Called at exit, detached. False if a thread
-/// that was just reading has been stopped for ten seconds, as by a debugger.
+/// Ends capturing, before CPython frees the states of threads that still run. Called at exit, detached. False if a
+/// thread that was just reading has been stopped for ten seconds, as by a debugger.
 pub(crate) fn close() -> bool {
     STACKS.get().filter(|_| !is_forked()).is_none_or(Stacks::close)
 }
