@@ -8,7 +8,7 @@ use flex_stream::is_being_written;
 use flex_trace::{Header, ReadError, Reader, Record, Tables, Writer};
 use tempfile::SpooledTempFile;
 
-use crate::import::{ImportError, Kind, import_growing};
+use crate::import::{ImportError, Imported, Kind, import_growing};
 
 /// Traces up to this size stay in memory.
 const IN_MEMORY_BYTES: usize = 64 << 20;
@@ -17,8 +17,7 @@ const IN_MEMORY_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct TraceFile {
     trace: SpooledTempFile,
-    kind: Kind,
-    is_growing: bool,
+    imported: Imported,
 }
 
 impl TraceFile {
@@ -42,8 +41,8 @@ impl TraceFile {
         is_written: impl Fn() -> bool,
     ) -> Result<TraceFile, ImportError> {
         let mut writer = Writer::new(SpooledTempFile::new(IN_MEMORY_BYTES), Header::default())?;
-        let (kind, is_growing) = import_growing(input, name, &mut writer, is_written)?;
-        Ok(TraceFile { trace: writer.finish()?, kind, is_growing })
+        let imported = import_growing(input, name, &mut writer, is_written)?;
+        Ok(TraceFile { trace: writer.finish()?, imported })
     }
 
     /// Imports the file at a path.
@@ -58,12 +57,17 @@ impl TraceFile {
 
     /// What the file was.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.imported.kind
     }
 
     /// Whether it was still being written, and so ends where that was when it was read.
     pub fn is_growing(&self) -> bool {
-        self.is_growing
+        self.imported.is_growing
+    }
+
+    /// How many records it had of kinds that are not known here: a newer program wrote it.
+    pub fn unknown_records(&self) -> u64 {
+        self.imported.unknown_records
     }
 
     /// Goes through all records in order, with the names and stacks that were given until then.

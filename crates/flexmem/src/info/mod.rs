@@ -76,7 +76,8 @@ pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError>
         infos.iter_mut().for_each(|info| info.history.duration_ns = None);
     }
     infos.sort_by_key(|info: &DeviceInfo| (std::cmp::Reverse(info.busy_bytes()), info.device));
-    let mut info = Info { source, growing: trace.is_growing(), settings, devices: infos, advice: Vec::new() };
+    let (growing, unknown_records) = (trace.is_growing(), trace.unknown_records());
+    let mut info = Info { source, growing, unknown_records, settings, devices: infos, advice: Vec::new() };
     info.advice = advice::advice(&info);
     Ok(info)
 }
