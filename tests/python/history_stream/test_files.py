@@ -52,6 +52,20 @@ def test_the_summary_shows_what_the_stream_has_lost(tmp_path: Path) -> None:
     assert int(row.split(" lost")[0].split()[-1]) >= lost > 0
 
 
+def test_a_file_can_be_read_while_it_grows(tmp_path: Path, flexmem: Flexmem) -> None:
+    file = tmp_path / "run.trace"
+    memory._record_memory_history(stream_file=file)
+    tensor()
+    memory._record_memory_history()  # Which has written what was recorded until then.
+    growing = info(flexmem, file)
+    memory._record_memory_history(enabled=None)
+    ended = info(flexmem, file)
+    for answers, is_growing in ((growing, True), (ended, False)):
+        (device,) = answers["devices"]
+        assert (answers["growing"], device["events"]["allocations"]) == (is_growing, 1)
+        assert not device["history"]["lost_unknown"]
+
+
 def test_umask_and_other_rights_are_not_counted_on(tmp_path: Path, runtime: Path) -> None:
     file = tmp_path / "run.trace"
     file.write_text("old")
