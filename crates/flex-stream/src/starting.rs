@@ -1,8 +1,9 @@
 //! A stream that is about to begin.
 //!
 //! Whoever changes something else together with the stream, such as what is recorded, asks first whether it can begin:
-//! [`Stream::prepare`] opens, checks and writes all that can be refused, and takes the thread. [`Starting::begin`] then
-//! has nothing left to fail for, unless the new stream goes where the one that runs goes: that has to end first.
+//! [`Stream::prepare`] opens, checks and writes all that can be refused, and takes the thread. What is live is told by
+//! [`Starting::begin`], which a disk may have no room for; then the one that runs goes on. Only if the new stream goes
+//! where that one goes, it has to end first.
 //!
 //! No lock. The thread waits for its work until that comes, or the [`Starting`] is dropped.
 
@@ -91,18 +92,26 @@ impl Starting {
     /// at most.
     ///
     /// # Errors
-    /// [`StreamError::Open`] and the like, if it goes where that one went, and that was not to be had any more;
-    /// [`StreamError::Forked`]. No stream runs then.
+    /// [`StreamError::Open`] if what is live does not fit onto the disk: the stream before goes on then. If it goes
+    /// where that one went, and that is not to be had any more, no stream runs. [`StreamError::Forked`].
     pub fn begin(self) -> Result<Stream, StreamError> {
-        let Starting { options, file, socket, former, thread } = self;
-        let has_ended = former.is_none_or(|former| former.stop());
+        let Starting { options, mut file, socket, former, thread } = self;
         let sources = sources_of(&options)?;
         let path = options.file.as_deref().unwrap_or(Path::new(""));
+        if let Place::Open(sink) = &mut file {
+            tell_live(path, sink, &sources)?;
+        }
+        let has_ended = former.is_none_or(|former| former.stop());
         let mut file = file.take(|| {
-            if has_ended {
-                return open_file(path, &options, &sources);
+            if !has_ended {
+                return Err(open_error(
+                    path,
+                    refusal(Errno::EBUSY, "the stream before is still writing to it"),
+                ));
             }
-            Err(open_error(path, refusal(Errno::EBUSY, "the stream before is still writing to it")))
+            let mut sink = open_file(path, &options, &sources)?;
+            tell_live(path, &mut sink, &sources)?;
+            Ok(sink)
         })?;
         let folder = options.socket_directory.as_deref().unwrap_or(Path::new(""));
         let socket = socket.take(|| Socket::listen(folder))?;
@@ -112,8 +121,7 @@ impl Starting {
         let identity = file.as_mut().and_then(identity_of);
         let path_of_socket = socket.as_ref().map(|socket| socket.path().to_owned());
         let stream = Stream::new(Arc::clone(&control), options.file.clone(), identity, path_of_socket);
-        let mut worker = Worker::new(sources, options, file, socket, control);
-        worker.tell_live();
+        let worker = Worker::new(sources, options, file, socket, control);
         // Only the thread could have dropped the other end, and it waits for this.
         let _ = thread.send(worker);
         Ok(stream)
@@ -141,6 +149,10 @@ fn open_file(
         Sink::open(output, &options.producer, options.stacks.clone(), sources).map_err(into_io)
     };
     open().map_err(|error| open_error(path, error))
+}
+
+fn tell_live(path: &Path, sink: &mut Sink<BufWriter<File>>, sources: &[Source]) -> Result<(), StreamError> {
+    sink.tell_live(sources).map_err(|error| open_error(path, into_io(error)))
 }
 
 /// A thread that runs the worker that is sent to it.

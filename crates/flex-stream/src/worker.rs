@@ -55,13 +55,6 @@ impl Worker {
         Worker { sources, options, file, socket, clients: Vec::new(), control }
     }
 
-    /// Writes what is live to the file. A disk that is full is one that gets full while the stream runs.
-    pub(crate) fn tell_live(&mut self) {
-        if let Err(error) = self.file.as_mut().map_or(Ok(()), |file| file.tell_live(&self.sources)) {
-            self.give_up(&error);
-        }
-    }
-
     pub(crate) fn run(mut self) {
         let _ending = Ending(Arc::clone(&self.control));
         loop {

@@ -63,7 +63,8 @@ impl From<StreamError> for ChangeError {
 ///
 /// # Errors
 /// [`ChangeError`]. What the stream cannot open is found out before `change`, and then nothing has changed; nor has the
-/// stream if `change` fails.
+/// stream if `change` fails. A disk that is too full to tell what is live is found out after it: then `devices` that
+/// were not recorded before are not either.
 pub(crate) fn change_recording(
     targets: &Targets,
     devices: Vec<FlexAllocator>,
@@ -73,6 +74,7 @@ pub(crate) fn change_recording(
         return Err(StreamError::Forked.into());
     }
     let _changing = lock(&CHANGES);
+    let idle: Vec<_> = devices.iter().filter(|device| !device.is_recording()).cloned().collect();
     let starting = if targets.is_empty() { None } else { Some(prepare(targets, devices)?) };
     if let Some(running) = current() {
         // A disk that is too slow for it loses what is forgotten, and the stream counts that.
@@ -80,7 +82,11 @@ pub(crate) fn change_recording(
     }
     change().map_err(ChangeError::History)?;
     if let Some(starting) = starting {
-        let former = lock(&STREAM).replace(Arc::new(starting.begin()?));
+        let begun = starting.begin().inspect_err(|_| {
+            // In a forked child alone that fails, where nothing is recorded.
+            idle.iter().for_each(|device| drop(device.record_history(None)));
+        });
+        let former = lock(&STREAM).replace(Arc::new(begun?));
         drop(former);
     }
     Ok(())

@@ -101,6 +101,38 @@ def test_a_file_that_cannot_be_streamed_to_changes_nothing(
     assert all(target.read_text() == "precious" for target in targets)
 
 
+def test_a_disk_without_room_for_what_is_live_changes_nothing(child: RunChild, tmp_path: Path) -> None:
+    code = """
+import resource, torch
+memory = torch.spyre.memory
+kept = [torch.empty(256, dtype=torch.uint8, device="spyre") for _ in range(2000)]
+
+def refused():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # As a disk that is full then.
+    try:
+        memory._record_memory_history(stream_file={file!r})
+    except OSError as error:
+        print(error.strerror, error.filename)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+memory._record_memory_history(enabled=None)
+refused()
+print(memory._snapshot()["history"][0]["recording"], memory._history_stream())
+memory._record_memory_history(stream_socket=True)  # To which the limit does not apply.
+refused()
+print(memory._history_stream()["running"], memory._history_stream()["file"])
+"""
+    file = str(tmp_path / "refused.trace")
+    refused = f"File too large {file}"
+    assert child(code.replace("{file!r}", repr(file))).check().splitlines() == [
+        refused,
+        "False None",
+        refused,
+        "True None",
+    ]
+
+
 def test_an_unsafe_folder_for_sockets_changes_nothing(tmp_path: Path, runtime: Path) -> None:
     runtime.mkdir(mode=0o755)
     runtime.chmod(0o755)
