@@ -41,13 +41,16 @@ def _record_memory_history(enabled: Literal["state", "all"] | bool | None = "all
         clear_history: whether to forget what was recorded before.
         skip_actions: actions that are not recorded.
         stream_file: a file that events of all devices are written to while they are recorded, for the user alone; `%p`
-            in its name is the number of the process. A stream that runs is ended first. `enabled=None` for all
-            devices ends it, as does the program's exit.
+            in its name is the number of the process. A relative path begins at the working directory of this call. A
+            stream that runs is ended. `enabled=None` for all devices ends it, as does the program's exit.
         stream_socket: whether `flexmem watch` may follow this process, run by the same user.
 
     Raises:
         ValueError: an argument has a value that is not allowed, or asks for what this device cannot record.
-        OSError: the file or socket cannot be opened, or its place is not safe. Recording has begun all the same.
+        OSError: the file or socket cannot be opened, or its place is not safe: as `open` raises it, with `errno` and
+            `filename`. Nothing has changed then: what was recorded goes on as before, and so does a stream that runs.
+            (But for a recording that was on, if the disk has room for the beginning of the file and not for what is
+            live: that is as the call said.)
     """
     if isinstance(enabled, bool):
         _record_in_older_form(enabled, *args, **kwargs)
@@ -98,14 +101,12 @@ def _record(
     lazy_init()
     if enabled is None and device is None:
         end_stream()  # Before what it has not seen yet is forgotten.
-    for index in _indices(device):
-        if enabled is None:
-            core().stop_history(index)
-        else:
-            kept = max_entries if enabled == "all" else 0
-            core().record_history(index, min(kept, sys.maxsize), context, clear_history, skipped)
-    if has_stream:
-        core().start_history_stream(file, stream_socket)
+    indices = list(_indices(device))
+    if enabled is None:
+        core().stop_history(indices)
+    else:
+        kept = min(max_entries, sys.maxsize) if enabled == "all" else 0
+        core().record_history(indices, kept, context, clear_history, skipped, file, stream_socket)
 
 
 def _checked_path(file: Any) -> str | None:
@@ -114,9 +115,10 @@ def _checked_path(file: Any) -> str | None:
         return None
     if not isinstance(file, (str, os.PathLike)):
         raise TypeError(f"stream_file={file!r}: {expected}")
-    if file == "":
+    path = os.fsdecode(file)
+    if not path or "\0" in path:
         raise ValueError(f"stream_file={file!r}: {expected}")
-    return os.fsdecode(file)
+    return path
 
 
 def _checked_actions(actions: Any) -> list[str]:
@@ -173,9 +175,10 @@ def _history_stream() -> dict[str, Any] | None:
     """The stream that `_record_memory_history` or the environment has started, also when it has ended.
 
     Returns:
-        None if there was none. Else `running`, `file` and `socket` (paths, or None), `clients` that are connected,
-        `events` that came from the histories, `lost_events` that these had overwritten before, `dropped_events` that
-        clients did not read in time or that came after the file had failed, and `file_error`, why it did.
+        None if there was none. Else `running`, `file` and `socket` (absolute paths, or None), `clients` that are
+        connected, `events` that came from the histories, `lost_events` that these had overwritten before,
+        `dropped_events` that clients did not read in time or that came after the file had failed, and `file_error`,
+        why it did.
     """
     lazy_init()
     return core().history_stream()

@@ -100,3 +100,27 @@ def test_nothing_is_read_at_exit(run_script: RunScript) -> None:
         started.wait()
         """
     run_script(script).check()
+
+
+def test_no_stack_is_taken_before_all_forms_were_compared_and_an_interrupt_leaves_that_to_do(
+    run_script: RunScript,
+) -> None:
+    script = """
+        import sys
+        from torch_spyre import _C
+
+        def interrupt(frame, event, argument):
+            if frame.f_code.co_name == "coroutine":  # The last form that is compared.
+                print(_C.stacks_status()["mode"], _C.testing.capture_stack(True))
+                raise KeyboardInterrupt
+
+        sys.settrace(interrupt)
+        try:
+            _C.testing.enable_stacks()
+        except KeyboardInterrupt:
+            sys.settrace(None)
+        print(_C.stacks_status()["mode"], _C.testing.capture_stack(True))
+        _C.testing.enable_stacks()
+        print(_C.stacks_status()["mode"], _C.testing.capture_stack(True) > 0)
+        """
+    assert run_script(script).check().splitlines() == ["off 0", "off 0", "direct True"]

@@ -60,6 +60,18 @@ impl Client {
         Ok(0)
     }
 
+    /// Tells the client that everything from before a moment is above, so that it knows how old that is. Not if that
+    /// is not so, since events were left out for lack of room; nor if nothing is new and it has not read what was: the
+    /// program may be idle for longer than it is away.
+    pub(crate) fn mark(&mut self, time_ns: u64, is_news: bool) -> Result<(), WriteError> {
+        let waiting_bytes = self.waiting_bytes();
+        if waiting_bytes > self.room_bytes || (waiting_bytes > 0 && !is_news) {
+            return Ok(());
+        }
+        self.sink.mark(time_ns)?;
+        self.sink.flush()
+    }
+
     /// Sends what the socket takes at once. An error says that the client is gone, also if there was nothing to send.
     pub(crate) fn send(&mut self) -> io::Result<()> {
         let socket = &self.socket;
@@ -107,4 +119,74 @@ fn send_some(socket: &UnixStream, outbox: &mut Outbox) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::thread;
+
+    use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+    use super::*;
+
+    /// Enough for one to come at the wrong moment, or as many as come in so long on a machine that is busy.
+    const MANY: u64 = 20_000;
+    const LONG: Duration = Duration::from_secs(3);
+
+    static INTERRUPTIONS: AtomicU64 = AtomicU64::new(0);
+
+    extern "C" fn count(_signal: i32) {
+        INTERRUPTIONS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sends signals to a thread, without a pause, until `is_done`.
+    fn interrupt(thread: Pthread, is_done: &AtomicBool) {
+        while !is_done.load(Ordering::Acquire) {
+            pthread_kill(thread, Signal::SIGUSR2).unwrap();
+        }
+    }
+
+    /// Says that a thread is done, also if it panics.
+    struct Done<'a>(&'a AtomicBool);
+
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    fn client(socket: UnixStream, waiting_bytes: usize) -> Client {
+        let mut sink = Sink::open(Outbox::default(), "test", None, &[]).unwrap();
+        sink.with_output(|outbox| outbox.0.extend(vec![0; waiting_bytes]));
+        Client::new(socket, sink, usize::MAX)
+    }
+
+    /// Some calls fail when a signal's handler has run, and are not begun again by the system, whatever its flags.
+    #[test]
+    fn signals_do_not_end_a_client() {
+        let interruptible = SigAction::new(SigHandler::Handler(count), SaFlags::empty(), SigSet::empty());
+        // SAFETY: the handler only counts.
+        unsafe { sigaction(Signal::SIGUSR2, &interruptible) }.unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (is_done, target) = (AtomicBool::new(false), pthread_self());
+        // More than a socket takes, so that sending goes on.
+        let mut client = client(ours, 4 << 20);
+        thread::scope(|scope| {
+            scope.spawn(|| interrupt(target, &is_done));
+            let done = Done(&is_done);
+            let until = Instant::now() + LONG;
+            while INTERRUPTIONS.load(Ordering::Relaxed) < MANY && Instant::now() < until {
+                client.send().unwrap();
+            }
+            // Nobody reads: this waits a while, and gives up.
+            client.finish().unwrap();
+            drop(done);
+        });
+        let mut bytes = Vec::new();
+        (&theirs).read_to_end(&mut bytes).unwrap();
+        assert!(bytes.len() > 4096 && INTERRUPTIONS.load(Ordering::Relaxed) > 0);
+    }
 }

@@ -12,10 +12,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 
 use crate::StreamError;
+use crate::error::{open_error, refusal};
 
 /// Younger sockets are left alone.
 const NEW: Duration = Duration::from_secs(60);
@@ -62,7 +65,8 @@ pub fn socket_path(directory: &Path, process: u32) -> PathBuf {
 pub(crate) fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
     let socket = UnixStream::from(socket);
     socket.set_nonblocking(false)?;
     Ok(socket)
@@ -97,9 +101,9 @@ pub(crate) fn prepare(path: &Path) -> Result<(), StreamError> {
             .and_then(|()| check(path)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check(path),
         Err(error) => {
-            let text =
-                format!("{error}; the folder of sockets is made in XDG_RUNTIME_DIR, or else TMPDIR or /tmp");
-            Err(open_error(path, io::Error::new(error.kind(), text)))
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EIO as i32));
+            let place = "the folder of sockets is made in XDG_RUNTIME_DIR, or else TMPDIR or /tmp";
+            Err(open_error(path, refusal(errno, format!("{}; {place}", errno.desc()))))
         }
     }
 }
@@ -113,7 +117,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, StreamError> {
                  TMPDIR where that is not set",
                 path.as_os_str().len()
             );
-            open_error(path, io::Error::new(error.kind(), text))
+            open_error(path, refusal(Errno::ENAMETOOLONG, text))
         }
         _ => open_error(path, error),
     })
@@ -135,10 +139,6 @@ pub(crate) fn sweep(path: &Path) {
             let _ = fs::remove_file(entry.path());
         }
     }
-}
-
-pub(crate) fn open_error(path: &Path, source: io::Error) -> StreamError {
-    StreamError::Open { path: path.to_owned(), source }
 }
 
 #[cfg(test)]

@@ -7,8 +7,25 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
-use rustix::process::geteuid;
+use rustix::io::retry_on_intr;
+use rustix::process::{Flock, FlockType, fcntl_getlk, geteuid};
+
+use crate::error::refusal;
+
+/// Which file it is, whatever it is called: its device and its number there.
+pub(crate) type Identity = (u64, u64);
+
+/// Which file it is that is open; `None` if the system does not say.
+pub(crate) fn identity(file: &File) -> Option<Identity> {
+    file.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Which file it is at a path, or which link; `None` if there is none.
+pub(crate) fn identity_at(path: &Path) -> Option<Identity> {
+    path.symlink_metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
 
 /// A path in which `%p` stands for the number of a process.
 pub fn path_of_process(path: &Path, process: u32) -> PathBuf {
@@ -39,7 +56,7 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     let opened =
         OpenOptions::new().write(true).create(true).mode(0o600).custom_flags(flags.bits() as i32).open(path);
     let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => refused("it is a symbolic link"),
+        Some(code) if code == Errno::ELOOP as i32 => refusal(Errno::ELOOP, "it is a symbolic link"),
         _ => error,
     })?;
     let metadata = file.metadata()?;
@@ -47,31 +64,36 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
         return Ok(file);
     }
     if !metadata.is_file() {
-        return Err(refused("it is not a file"));
+        return Err(refusal(Errno::EINVAL, "it is not a file"));
     }
     if metadata.uid() != geteuid().as_raw() {
-        return Err(refused("it belongs to another user"));
+        return Err(refusal(Errno::EPERM, "it belongs to another user"));
     }
     if metadata.nlink() != 1 {
-        return Err(refused("it has other names (hard links)"));
+        return Err(refusal(Errno::EPERM, "it has other names (hard links)"));
     }
     // A file system that has no locks offers none.
-    let locked = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive);
+    let locked = retry_on_intr(|| fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive));
     if let Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) = locked {
-        return Err(refused("another process streams to it; expected one file for each (%p is the process)"));
+        let text = "another process streams to it; expected one file for each (%p is the process)";
+        return Err(refusal(Errno::EBUSY, text));
     }
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.set_len(0)?;
     Ok(file)
 }
 
+/// Whether another process streams to a file that is open, and goes on with it. A process does not see its own streams
+/// so, and nobody does on a file system without locks.
+pub fn is_being_written(file: &File) -> bool {
+    // What a reader would have to wait for.
+    let read = Flock::from(FlockType::ReadLock);
+    fcntl_getlk(file, &read).is_ok_and(|held| held.is_some())
+}
+
 /// Whether nobody can find what is written: the file has no name any more.
 pub(crate) fn is_removed(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
-}
-
-fn refused(reason: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::PermissionDenied, reason)
 }
 
 #[cfg(test)]

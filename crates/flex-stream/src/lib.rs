@@ -1,8 +1,10 @@
 //! What the history of a process records, as a trace that others read while the program runs: in a file, and through a
 //! socket to whoever connects to it.
 //!
-//! - [`Stream`] is the thread that does it: it drains the histories of the devices and hands the events to the sinks.
-//! - `file` opens the file; [`directory`] is where the socket is, for the user alone.
+//! - [`Stream`] is one that runs, and [`Starting`] one that is about to; `worker` is its thread, which drains the
+//!   histories of the devices and hands the events to the sinks.
+//! - `file` opens the file, `socket` listens; [`directory`] is where the socket is, for the user alone. `error` says
+//!   what is wrong with them.
 //! - [`connect()`] is for readers.
 //! - `sink`: a trace that begins with the blocks that are live, and goes on with events; `client` is one on a socket,
 //!   `names` what it has defined.
@@ -14,26 +16,33 @@
 //!
 //! Lock: one, `Control`'s, a leaf, between the thread and whoever stops it.
 
-#![forbid(unsafe_code)]
+// A test installs a signal handler.
+#![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod client;
 mod connect;
 mod convert;
 pub mod directory;
+mod error;
 mod file;
 mod names;
 mod sink;
+mod socket;
 mod source;
+mod starting;
 mod stream;
+mod worker;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use flex::FlexAllocator;
 
 pub use connect::{ConnectError, connect};
-pub use file::path_of_process;
+pub use error::{StreamError, SystemError};
+pub use file::{is_being_written, path_of_process};
+pub use starting::Starting;
 pub use stream::Stream;
 
 /// One line of a stack.
@@ -60,7 +69,8 @@ pub struct StreamOptions {
     pub devices: Vec<FlexAllocator>,
     /// Who resolves sites; without one, events have no stacks.
     pub stacks: Option<Arc<dyn Stacks>>,
-    /// A file to write, for the user alone; one of the user's that exists is overwritten.
+    /// A file to write, for the user alone; one of the user's that exists is overwritten. A relative path begins at the
+    /// working directory of that moment.
     pub file: Option<PathBuf>,
     /// The folder of the socket, made if it is not there; the socket is called after the process. See
     /// [`directory::default_directory`].
@@ -108,41 +118,4 @@ pub struct StreamStatistics {
     pub clients: u64,
     /// Why the file is written no more, for example because the disk is full.
     pub file_error: Option<String>,
-}
-
-/// Why a stream cannot begin.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StreamError {
-    /// Neither a file nor a socket was asked for.
-    #[error("a stream needs a file or a socket; neither was given")]
-    NoSink,
-    /// Somebody else could read what is in the folder, or put something there.
-    #[error("{path} is not safe for a socket: {reason}; expected a folder of this user with mode 0700")]
-    UnsafeDirectory {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// Another stream of this process is open.
-    #[error("{path} is in use by another stream")]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// This process is a forked child: the devices are its parent's.
-    #[error("a forked child cannot stream: the devices are its parent's")]
-    Forked,
-    /// A path that the system refuses.
-    #[error("cannot open {path}: {source}")]
-    Open {
-        /// The file, folder or socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The system has no thread for it.
-    #[error("cannot start the thread of the stream: {0}")]
-    Thread(io::Error),
 }

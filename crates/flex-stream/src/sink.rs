@@ -48,9 +48,8 @@ impl Progress {
 }
 
 impl<W: Write> Sink<W> {
-    /// Begins a trace: all devices, and then the live blocks of each, with an event at their end that says that this
-    /// was all.
-    pub(crate) fn begin(
+    /// Begins a trace of these devices, without their live blocks, which [`tell_live`](Self::tell_live) adds.
+    pub(crate) fn open(
         output: W,
         producer: &str,
         stacks: Option<Arc<dyn Stacks>>,
@@ -67,14 +66,19 @@ impl<W: Write> Sink<W> {
                 capacity_bytes: source.capacity_bytes(),
             }))?;
         }
-        let mut sink = Sink { writer, names: Names::default(), stacks, devices: HashMap::new() };
+        writer.flush()?;
+        Ok(Sink { writer, names: Names::default(), stacks, devices: HashMap::new() })
+    }
+
+    /// Tells the live blocks of each device, with an event at their end that says that this was all. Events go on from
+    /// there.
+    pub(crate) fn tell_live(&mut self, sources: &[Source]) -> Result<(), WriteError> {
         for source in sources {
             if let Some(start) = source.start() {
-                sink.baseline(source, &start)?;
+                self.baseline(source, &start)?;
             }
         }
-        sink.writer.flush()?;
-        Ok(sink)
+        self.writer.flush()
     }
 
     fn baseline(&mut self, source: &Source, start: &Start) -> Result<(), WriteError> {
@@ -127,6 +131,14 @@ impl<W: Write> Sink<W> {
             }))?;
         }
         Ok(())
+    }
+
+    /// Says that everything from before a moment is above, or said to be missing.
+    pub(crate) fn mark(&mut self, time_ns: u64) -> Result<(), WriteError> {
+        for (&device, progress) in &mut self.devices {
+            progress.say_what_is_missing(&mut self.writer, device)?;
+        }
+        self.writer.write(&Record::Watermark { time_ns })
     }
 
     /// Leaves a device's events out; the trace will say so before the next ones.

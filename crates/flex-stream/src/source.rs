@@ -67,22 +67,26 @@ impl Source {
     /// [`FlexError::Forked`] in a forked child.
     pub(crate) fn new(allocator: FlexAllocator, device: u32) -> Result<Source, FlexError> {
         let next = allocator.next_event();
-        let recorded = allocator.events(next)?;
+        let recorded = allocator.drain_events(next)?;
         let (late, recordings) = (recorded.late, recorded.recordings);
         Ok(Source { allocator, device, next, awaited: None, late, recordings })
     }
 
-    /// Drains what was recorded since the last call. An event that a thread is just writing is waited for, once. In a
-    /// forked child there is nothing.
+    /// Drains what was recorded since the last call. An event that a thread is just writing is waited for, once; what a
+    /// recording has left that has ended comes before what the next one has begun with. In a forked child there is
+    /// nothing.
     pub(crate) fn drain(&mut self) -> Batch {
         let first = self.next;
-        let Ok(recorded) = self.allocator.events(first) else { return Batch::default() };
+        let Ok(recorded) = self.allocator.drain_events(first) else { return Batch::default() };
         let (mut events, mut next) = (recorded.events, recorded.next);
-        if !self.allocator.is_recording() {
-            // What was recorded until the end, and not drained, is forgotten.
-            next = self.allocator.next_event().max(next);
+        let is_another = self.recordings != recorded.recordings;
+        let interrupted = is_another && recorded.began <= first;
+        if interrupted {
+            self.recordings = recorded.recordings;
+        } else if is_another {
+            events.truncate(events.partition_point(|event| event.sequence < recorded.began));
+            next = recorded.began.min(next);
         }
-        let interrupted = std::mem::replace(&mut self.recordings, recorded.recordings) != recorded.recordings;
         let missing = first_missing(first, next, &events)
             .filter(|_| absent(first, next, &events) <= MAY_BE_WRITTEN && !interrupted);
         match missing {

@@ -1,50 +1,35 @@
-//! The thread that drains histories and hands events to a file and to clients.
+//! A stream that runs, as its owner sees it.
 //!
-//! It looks every [`TICK`]. Nobody waits for it but [`Stream::stop`], and that with a deadline.
+//! Nobody waits for its thread but [`Stream::stop`] and [`Stream::drain`], and those with a deadline.
 //!
 //! Lock: `Control::state`, a leaf: held for a look or a change, never while anything runs.
 
-use std::fs::{self, File, Permissions};
-use std::io::BufWriter;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{io, thread};
 
 use flex::fork::is_forked;
-use flex::signals::with_signals_blocked;
-use flex_trace::WriteError;
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
-use tracing::{debug, warn};
 
-use crate::client::{Client, Outbox};
-use crate::directory::{connect_at_once, listen, open_error, prepare, socket_path, sweep};
-use crate::file;
-use crate::sink::Sink;
-use crate::source::{Batch, Source};
-use crate::{StreamError, StreamOptions, StreamStatistics};
+use crate::file::{Identity, identity_at};
+use crate::{Starting, StreamError, StreamOptions, StreamStatistics};
 
 /// How often events are drained: what a watcher sees is at most so old.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How long stopping waits for the last events to be written.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Clients at a time; more are turned away.
-const MOST_CLIENTS: usize = 8;
+/// How long its owner waits for what was recorded until now to be written.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A stream that runs until it is stopped.
 pub struct Stream {
     control: Arc<Control>,
     file: Option<PathBuf>,
+    file_identity: Option<Identity>,
     socket: Option<PathBuf>,
 }
 
 /// What the thread and the stream's owner share.
-struct Control {
+#[derive(Default)]
+pub(crate) struct Control {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -53,7 +38,18 @@ struct Control {
 struct State {
     stopping: bool,
     stopped: bool,
+    /// How often its owner has asked for what was recorded, and how often that was answered.
+    asked: u64,
+    answered: u64,
     statistics: StreamStatistics,
+}
+
+/// Why the thread is to look.
+pub(crate) struct Wake {
+    /// For the last time.
+    pub(crate) stopping: bool,
+    /// Its owner waits, for so many answers in all.
+    pub(crate) asked: Option<u64>,
 }
 
 impl Control {
@@ -61,19 +57,51 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next tick; true if the stream is to stop.
-    fn wait_for_tick(&self) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), TICK, |state| !state.stopping);
-        waited.unwrap_or_else(PoisonError::into_inner).0.stopping
+    /// Changes the statistics.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut StreamStatistics)) {
+        change(&mut self.lock().statistics);
+    }
+
+    /// Waits for the next tick, or until there is a reason to look before.
+    pub(crate) fn wait_for_tick(&self) -> Wake {
+        let is_idle = |state: &mut State| !state.stopping && state.asked == state.answered;
+        let waited = self.changed.wait_timeout_while(self.lock(), TICK, is_idle);
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let is_asked = state.asked != state.answered;
+        Wake { stopping: state.stopping, asked: is_asked.then_some(state.asked) }
+    }
+
+    /// Says that what was recorded before so many questions is written.
+    pub(crate) fn answer(&self, asked: u64) {
+        self.lock().answered = asked;
+        self.changed.notify_all();
+    }
+
+    /// Says that the thread has ended.
+    pub(crate) fn say_stopped(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for an answer, or the end; false if neither came before the deadline.
+    fn wait_for_answer(&self) -> bool {
+        let mut state = self.lock();
+        state.asked += 1;
+        let asked = state.asked;
+        self.wait_until(state, |state| state.stopped || state.answered >= asked)
     }
 
     /// Waits for the thread to end; false if it has not before the deadline.
     fn wait_for_end(&self) -> bool {
         let mut state = self.lock();
         state.stopping = true;
+        self.wait_until(state, |state| state.stopped)
+    }
+
+    fn wait_until(&self, state: MutexGuard<'_, State>, is_so: impl Fn(&State) -> bool) -> bool {
         self.changed.notify_all();
-        let waited = self.changed.wait_timeout_while(state, STOP_TIMEOUT, |state| !state.stopped);
-        waited.unwrap_or_else(PoisonError::into_inner).0.stopped
+        let waited = self.changed.wait_timeout_while(state, TIMEOUT, |state| !is_so(state));
+        is_so(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 }
 
@@ -84,29 +112,29 @@ impl Stream {
     /// [`StreamError`]: no sink, a folder or file that is not safe, a path that cannot be opened, no thread, a forked
     /// child.
     pub fn start(options: StreamOptions) -> Result<Stream, StreamError> {
-        if options.file.is_none() && options.socket_directory.is_none() {
-            return Err(StreamError::NoSink);
-        }
-        let numbered = (0..).zip(&options.devices);
-        let sources = numbered.map(|(device, allocator)| Source::new(allocator.clone(), device));
-        let sources = sources.collect::<Result<_, _>>().map_err(|_| StreamError::Forked)?;
-        let control = Arc::new(Control { state: Mutex::default(), changed: Condvar::new() });
-        let mut worker = Worker { sources, options, file: None, socket: None, clients: Vec::new(), control };
-        worker.file = worker.open_file()?;
-        worker.socket = worker.options.socket_directory.as_deref().map(Socket::listen).transpose()?;
-        let stream = Stream {
-            control: Arc::clone(&worker.control),
-            file: worker.options.file.clone(),
-            socket: worker.socket.as_ref().map(|socket| socket.path.clone()),
-        };
-        let thread = thread::Builder::new().name("flex-stream".to_owned());
-        match with_signals_blocked(|| thread.spawn(move || worker.run())) {
-            Ok(_) => Ok(stream),
-            Err(error) => {
-                stream.control.lock().stopped = true;
-                Err(StreamError::Thread(error))
-            }
-        }
+        Stream::prepare(options, None)?.begin()
+    }
+
+    /// Sees to it that a stream can begin, in place of `former` if that runs. Until [`Starting::begin`] that goes on.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start). Nothing has changed then.
+    pub fn prepare(options: StreamOptions, former: Option<Arc<Stream>>) -> Result<Starting, StreamError> {
+        Starting::new(options, former)
+    }
+
+    pub(crate) fn new(
+        control: Arc<Control>,
+        file: Option<PathBuf>,
+        file_identity: Option<Identity>,
+        socket: Option<PathBuf>,
+    ) -> Stream {
+        Stream { control, file, file_identity, socket }
+    }
+
+    /// Whether the file at a path is the one that is written.
+    pub(crate) fn writes_to(&self, path: &Path) -> bool {
+        self.file_identity.is_some() && self.file_identity == identity_at(path)
     }
 
     /// What is written.
@@ -129,6 +157,12 @@ impl Stream {
         self.control.lock().statistics.clone()
     }
 
+    /// Writes what was recorded until now, before that is forgotten. Waits at most five seconds, for a disk that is
+    /// slow; false if that was not enough. In a forked child there is nothing to write.
+    pub fn drain(&self) -> bool {
+        is_forked() || self.control.wait_for_answer()
+    }
+
     /// Writes what was recorded until now and ends the traces, the first time. Waits at most five seconds, for a disk
     /// that is slow; false if that was not enough: the thread ends when it can. In a forked child there is nothing to
     /// stop.
@@ -140,179 +174,5 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// Where clients connect. Its path is gone when it is.
-struct Socket {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Socket {
-    fn listen(directory: &Path) -> Result<Socket, StreamError> {
-        prepare(directory)?;
-        sweep(directory);
-        let path = socket_path(directory, std::process::id());
-        let answer = connect_at_once(&path);
-        if answer.is_ok() || answer.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            return Err(StreamError::InUse { path });
-        }
-        // What is left of an earlier process of this number.
-        let _ = fs::remove_file(&path);
-        let listener = listen(&path)?;
-        let socket = Socket { listener, path };
-        let private = fs::set_permissions(&socket.path, Permissions::from_mode(0o600));
-        let ready = private.and_then(|()| socket.listener.set_nonblocking(true));
-        ready.map_err(|error| open_error(&socket.path, error)).map(|()| socket)
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if !is_forked() {
-            // Nobody can do anything about a path that stays; the next process of this number removes it.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// The thread's own.
-struct Worker {
-    sources: Vec<Source>,
-    options: StreamOptions,
-    file: Option<Sink<BufWriter<File>>>,
-    socket: Option<Socket>,
-    clients: Vec<Client>,
-    control: Arc<Control>,
-}
-
-/// Says that the thread has ended, also if it panicked.
-struct Ending(Arc<Control>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.lock().stopped = true;
-        self.0.changed.notify_all();
-    }
-}
-
-impl Worker {
-    fn open_file(&self) -> Result<Option<Sink<BufWriter<File>>>, StreamError> {
-        let Some(path) = &self.options.file else { return Ok(None) };
-        let open = || {
-            let output = BufWriter::new(file::create(path)?);
-            let stacks = self.options.stacks.clone();
-            Sink::begin(output, &self.options.producer, stacks, &self.sources).map_err(into_io)
-        };
-        open().map(Some).map_err(|error| open_error(path, error))
-    }
-
-    fn run(mut self) {
-        let _ending = Ending(Arc::clone(&self.control));
-        loop {
-            let stopping = self.control.wait_for_tick();
-            self.drain();
-            if stopping {
-                // An event that was being written is there now, or lost.
-                self.drain();
-                return self.finish();
-            }
-            self.accept();
-        }
-    }
-
-    /// Hands on what was recorded since the last time.
-    fn drain(&mut self) {
-        let (mut events, mut lost, mut dropped) = (0, 0, 0);
-        for index in 0..self.sources.len() {
-            let batch = self.sources[index].drain();
-            if !batch.is_empty() {
-                events += batch.events.len() as u64;
-                lost += batch.lost;
-                dropped += self.hand_on(self.sources[index].device, &batch);
-            }
-        }
-        if let Err(error) = self.file.as_mut().map_or(Ok(()), flush_to_its_name) {
-            self.give_up(&error);
-        }
-        self.clients.retain_mut(|client| {
-            client.send().inspect_err(|error| debug!(%error, "a client of the stream has gone")).is_ok()
-        });
-        let statistics = &mut self.control.lock().statistics;
-        statistics.events += events;
-        statistics.lost += lost;
-        statistics.dropped += dropped;
-        statistics.clients = self.clients.len() as u64;
-    }
-
-    /// Hands a device's events to all; how many were left out, by the file and by clients.
-    fn hand_on(&mut self, device: u32, batch: &Batch) -> u64 {
-        if let Err(error) = self.file.as_mut().map_or(Ok(()), |file| file.append(device, batch)) {
-            self.give_up(&error);
-        }
-        let without_file = self.file.is_none() && self.options.file.is_some();
-        let mut dropped = if without_file { batch.events.len() as u64 } else { 0 };
-        self.clients.retain_mut(|client| match client.append(device, batch) {
-            Ok(omitted) => {
-                dropped += omitted;
-                true
-            }
-            Err(_) => false,
-        });
-        dropped
-    }
-
-    /// Writes the file no more: what came after would not fit to what is there.
-    fn give_up(&mut self, error: &WriteError) {
-        warn!(%error, "the file of the stream is written no more");
-        self.file = None;
-        self.control.lock().statistics.file_error = Some(error.to_string());
-    }
-
-    /// Takes new clients. Each begins with what is live now.
-    fn accept(&mut self) {
-        while let Some(Ok((socket, _))) = self.socket.as_ref().map(|socket| socket.listener.accept()) {
-            if self.clients.len() >= MOST_CLIENTS || !is_same_user(&socket) {
-                continue; // Closed.
-            }
-            let stacks = self.options.stacks.clone();
-            match Sink::begin(Outbox::default(), &self.options.producer, stacks, &self.sources) {
-                Ok(sink) => self.clients.push(Client::new(socket, sink, self.options.client_room_bytes)),
-                Err(error) => warn!(%error, "a client of the stream was turned away"),
-            }
-        }
-    }
-
-    fn finish(mut self) {
-        let finished = self.file.take().map_or(Ok(()), |file| file.finish().map(drop));
-        if let Err(error) = finished {
-            self.give_up(&error);
-        }
-        for client in self.clients.drain(..) {
-            // One that has gone, or does not read, gets no end.
-            let _ = client.finish();
-        }
-    }
-}
-
-/// Writes what was appended, to a file that is still there.
-fn flush_to_its_name(sink: &mut Sink<BufWriter<File>>) -> Result<(), WriteError> {
-    sink.flush()?;
-    if sink.with_output(|output| file::is_removed(output.get_ref())) {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the file was removed").into());
-    }
-    Ok(())
-}
-
-fn is_same_user(socket: &UnixStream) -> bool {
-    let user = socket_peercred(socket).map(|peer| peer.uid);
-    user.is_ok_and(|user| user == geteuid() || user.is_root())
-}
-
-fn into_io(error: WriteError) -> io::Error {
-    match error {
-        WriteError::Io(error) => error,
-        other => io::Error::other(other),
     }
 }

@@ -1,143 +1,20 @@
 //! Streams as their readers see them: through a file, through a socket, when they are slow, and when the ring is small.
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use flex::history::{HistoryOptions, Sites};
-use flex::{AllocationDirective, AllocatorOptions, FlexAllocator, Topology};
-use flex_sim::{SimulatedDevice, SimulatedOptions};
-use flex_stream::{StackFrame, Stacks, Stream, StreamError, StreamOptions, StreamStatistics};
-use flex_trace::{Action, Reader, Record};
+use common::{
+    OneSite, PATIENCE, contents, contents_while, mode, options, pairs, recording, to_file, unix_ns,
+    wait_until,
+};
+use flex::AllocationDirective;
+use flex_stream::{Stream, StreamError, StreamOptions};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Every thread is at site 7.
-struct OneSite;
-
-impl Sites for OneSite {
-    fn current(&self) -> u32 {
-        7
-    }
-}
-
-impl Stacks for OneSite {
-    fn frames(&self, site: u32) -> Vec<StackFrame> {
-        assert_eq!(site, 7);
-        let frame = |function: &str, line| StackFrame {
-            filename: "train.py".into(),
-            function: function.into(),
-            line,
-        };
-        vec![frame("step", 3), frame("main", 9)]
-    }
-}
-
-fn history(max_entries: usize) -> HistoryOptions {
-    HistoryOptions { max_entries, sites: Some(Arc::new(OneSite)), ..HistoryOptions::default() }
-}
-
-fn record(allocator: &FlexAllocator, max_entries: usize) {
-    allocator.record_history(Some(history(max_entries))).unwrap();
-}
-
-fn recording(max_entries: usize) -> FlexAllocator {
-    let topology = Topology::uniform(1 << 20).unwrap();
-    let device = SimulatedDevice::new(SimulatedOptions::default()).unwrap();
-    let allocator = FlexAllocator::new(device, &topology, AllocatorOptions::default()).unwrap();
-    record(&allocator, max_entries);
-    allocator
-}
-
-/// Allocates and frees so many times.
-fn pairs(allocator: &FlexAllocator, count: u64) {
-    for _ in 0..count {
-        drop(allocator.allocate(1000, &AllocationDirective::default()).unwrap());
-    }
-}
-
-fn options(allocator: &FlexAllocator) -> StreamOptions {
-    StreamOptions { stacks: Some(Arc::new(OneSite)), ..StreamOptions::new(vec![allocator.clone()]) }
-}
-
-fn wait_until(stream: &Stream, reached: impl Fn(StreamStatistics) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !reached(stream.statistics()) {
-        assert!(Instant::now() < deadline, "{:?}", stream.statistics());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// What a trace says.
-#[derive(Debug, Default, PartialEq)]
-struct Contents {
-    baseline: u64,
-    allocated: u64,
-    allocated_on: BTreeMap<u32, u64>,
-    freed: u64,
-    lost: u64,
-    /// Places where nobody knows how much is missing.
-    interruptions: u64,
-    with_stack: u64,
-    texts: Vec<String>,
-    frames: Vec<u32>,
-    ended: bool,
-}
-
-fn contents(trace: impl Read) -> Contents {
-    contents_while(trace, |_| ())
-}
-
-/// As [`contents`], and `look` sees what was found so far after each record.
-fn contents_while(trace: impl Read, mut look: impl FnMut(&Contents)) -> Contents {
-    let mut reader = Reader::new(trace).unwrap();
-    let mut found = Contents::default();
-    while let Some(record) = reader.next().unwrap() {
-        match record {
-            Record::Event(event) => {
-                found.with_stack += u64::from(event.stack.is_some());
-                match event.action {
-                    Action::Baseline { .. } => found.baseline += 1,
-                    Action::Allocated { size_bytes: 1000, rounded_bytes: Some(1024), .. } => {
-                        found.allocated += 1;
-                        *found.allocated_on.entry(event.device).or_default() += 1;
-                    }
-                    Action::Freed { size_bytes: 1000, .. } => found.freed += 1,
-                    Action::Lost { events: 0 } => found.interruptions += 1,
-                    Action::Lost { events } => found.lost += events,
-                    Action::RegionAcquired { .. } | Action::SnapshotTaken { .. } => {}
-                    other => panic!("unexpected {other:?}"),
-                }
-            }
-            Record::String { text, .. } => found.texts.push(text.to_owned()),
-            Record::Frame(frame) => found.frames.push(frame.line),
-            Record::End { .. } => found.ended = true,
-            _ => {}
-        }
-        look(&found);
-    }
-    found
-}
-
-fn mode(path: &Path) -> u32 {
-    fs::metadata(path).unwrap().permissions().mode() & 0o777
-}
-
-/// A stream to a file, in a folder of its own.
-fn to_file(allocator: &FlexAllocator) -> (tempfile::TempDir, PathBuf, Stream) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.trace");
-    let stream = Stream::start(StreamOptions { file: Some(path.clone()), ..options(allocator) }).unwrap();
-    (folder, path, stream)
-}
 
 #[test]
 fn a_file_has_what_was_live_and_what_happened_since() {
@@ -252,6 +129,28 @@ fn a_client_sees_the_program_while_it_runs() {
 }
 
 #[test]
+fn a_client_is_told_up_to_when_it_has_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Some(folder.path().join("sockets"));
+    let allocator = recording(1000);
+    pairs(&allocator, 1); // The region is there.
+    let stream = Stream::start(StreamOptions { socket_directory: directory, ..options(&allocator) }).unwrap();
+    let client = UnixStream::connect(stream.socket().unwrap()).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    wait_until(&stream, |statistics| statistics.clients == 1);
+    pairs(&allocator, 10);
+    let after_ns = unix_ns();
+    wait_until(&stream, |statistics| statistics.events >= 20);
+    assert!(stream.stop());
+    let found = contents(client);
+    assert_eq!(found.marks.first().map(|mark| mark.1), Some(0), "at the beginning");
+    let (marked_ns, marked) = *found.marks.last().unwrap();
+    assert!(marked == 20 && marked_ns <= unix_ns(), "{found:?}");
+    let claims_more = found.marks.iter().find(|&&(time_ns, events)| time_ns >= after_ns && events < 20);
+    assert_eq!(claims_more, None, "{found:?}");
+}
+
+#[test]
 fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_missed() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Some(folder.path().join("sockets"));
@@ -261,18 +160,18 @@ fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_mis
     let client = UnixStream::connect(stream.socket().unwrap()).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     wait_until(&stream, |statistics| statistics.clients == 1);
-    let mut made = 0;
+    let (mut made, mut made_at) = (0, Vec::new());
     while stream.statistics().dropped == 0 {
         pairs(&allocator, 1000);
         made += 1000;
+        made_at.push((unix_ns(), made));
         assert!(made < 10_000_000, "the socket has taken everything");
     }
     // More is left out while nobody reads; a reader that comes back is told.
     let seen = Arc::new(AtomicU64::new(0));
     let reader = std::thread::spawn({
         let seen = Arc::clone(&seen);
-        let total = |found: &Contents| found.allocated + found.freed + found.lost;
-        move || contents_while(client, |found| seen.store(total(found), Ordering::Relaxed))
+        move || contents_while(client, |found| seen.store(found.events(), Ordering::Relaxed))
     });
     // The end is not waited for long, so the reader has to have caught up before.
     let before = made;
@@ -285,8 +184,14 @@ fn a_client_that_does_not_read_costs_the_program_nothing_and_is_told_what_it_mis
     assert!(stream.stop());
     let found = reader.join().unwrap();
     assert!(found.ended, "{found:?}");
-    assert_eq!(found.allocated + found.freed + found.lost, 2 * made, "{found:?}");
+    assert_eq!(found.events(), 2 * made, "{} lost", found.lost);
     assert!(found.lost > 0);
+    // No watermark has claimed that events were above it that were left out, and not said to be.
+    for &(marked_ns, events) in &found.marks {
+        let made_before =
+            made_at.iter().rfind(|(time_ns, _)| *time_ns <= marked_ns).map_or(0, |&(_, made)| made);
+        assert!(events >= 2 * made_before, "{events} of {made_before} pairs");
+    }
 }
 
 #[test]
@@ -305,57 +210,6 @@ fn a_client_that_goes_away_is_forgotten() {
     }
     pairs(&allocator, 10);
     wait_until(&stream, |statistics| statistics.events >= 20);
-}
-
-#[test]
-fn what_cannot_be_opened_is_an_error_that_names_it() {
-    let allocator = recording(16);
-    assert!(matches!(Stream::start(options(&allocator)), Err(StreamError::NoSink)));
-    let text = |file: &str| {
-        let started = Stream::start(StreamOptions { file: Some(file.into()), ..options(&allocator) });
-        started.err().unwrap().to_string()
-    };
-    assert!(text("/no/such/folder/run.trace").contains("/no/such/folder/run.trace: No such file"));
-    assert!(text("/dev/full").contains("/dev/full: No space left"));
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let open = Some(folder.path().to_owned());
-    let started = Stream::start(StreamOptions { socket_directory: open, ..options(&allocator) });
-    assert!(matches!(started, Err(StreamError::UnsafeDirectory { .. })));
-}
-
-#[test]
-fn what_happened_while_nothing_was_recorded_is_said_to_be_missing() {
-    let allocator = recording(1000);
-    let (_folder, path, stream) = to_file(&allocator);
-    pairs(&allocator, 10);
-    wait_until(&stream, |statistics| statistics.events >= 20);
-    allocator.record_history(None).unwrap();
-    pairs(&allocator, 7);
-    record(&allocator, 1000);
-    pairs(&allocator, 5);
-    assert!(stream.stop());
-    assert!(!stream.is_running());
-    let found = contents(fs::File::open(&path).unwrap());
-    assert_eq!((found.allocated, found.freed, found.lost), (15, 15, 0));
-    assert_eq!(found.interruptions, 1);
-}
-
-#[test]
-fn what_is_forgotten_before_it_was_drained_counts_as_lost() {
-    let allocator = recording(1000);
-    pairs(&allocator, 1); // The region is there.
-    let (_folder, path, stream) = to_file(&allocator);
-    for _ in 0..50 {
-        pairs(&allocator, 10);
-        let forgetting = HistoryOptions { clear: true, ..history(1000) };
-        allocator.record_history(Some(forgetting)).unwrap();
-    }
-    pairs(&allocator, 1);
-    allocator.record_history(None).unwrap();
-    assert!(stream.stop());
-    let found = contents(fs::File::open(&path).unwrap());
-    assert_eq!(found.allocated + found.freed + found.lost, 2 * 501, "{found:?}");
 }
 
 #[test]
@@ -383,24 +237,4 @@ fn two_devices_are_in_one_trace_and_two_readers_see_the_same() {
         assert_eq!(found.allocated_on, [(0, 3), (1, 4)].into());
         assert!(found.ended);
     }
-}
-
-#[test]
-fn the_path_of_a_process_that_died_is_taken_over_and_a_stream_may_start_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = folder.path().join("sockets");
-    let allocator = recording(1000);
-    let with_socket = || StreamOptions { socket_directory: Some(directory.clone()), ..options(&allocator) };
-    let first = Stream::start(with_socket()).unwrap();
-    let socket = first.socket().unwrap().to_owned();
-    assert!(first.stop() && first.stop(), "the second time there is nothing to do");
-    // Nobody listens on a socket whose listener was dropped without removing it.
-    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    assert!(socket.exists());
-    let second = Stream::start(with_socket()).unwrap();
-    let client = UnixStream::connect(&socket).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    wait_until(&second, |statistics| statistics.clients == 1);
-    assert!(second.stop());
-    assert!(contents(client).ended);
 }

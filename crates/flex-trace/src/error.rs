@@ -15,7 +15,7 @@ pub enum ReadError {
         found: Vec<u8>,
     },
     /// The file is of a version that this reader does not know.
-    #[error("the trace has version {major}.{minor}; expected a version {}.x", VERSION.major)]
+    #[error("the trace has version {major}.{minor}; expected a version {}.x{}", VERSION.major, advice(*major))]
     Version {
         /// The file's.
         major: u16,
@@ -53,6 +53,11 @@ pub enum ReadError {
     /// The file could not be read.
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+/// What helps against a version.
+fn advice(major: u16) -> &'static str {
+    if major > VERSION.major { ": a newer program wrote it, and a newer one has to read it" } else { "" }
 }
 
 /// Why bytes do not make a record.

@@ -184,7 +184,13 @@ fn what_is_not_a_trace_is_named() {
     assert!(text(b"PK\x03\x04 and so on, and so on").contains("not a trace"));
     let mut newer = trace_of(1);
     newer[8] = 2;
-    assert_eq!(text(&newer), "the trace has version 2.0; expected a version 1.x");
+    newer[10] = 3;
+    assert_eq!(
+        text(&newer),
+        "the trace has version 2.3; expected a version 1.x: a newer program wrote it, and a newer one has to read it"
+    );
+    newer[8] = 0;
+    assert_eq!(text(&newer), "the trace has version 0.3; expected a version 1.x");
     let mut long = trace_of(1);
     long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(text(&long), "byte 12: the frame claims 4294967295 bytes; expected at most 1048576");
@@ -205,6 +211,21 @@ fn a_newer_minor_version_is_read_and_what_is_new_in_it_passed_over() {
     assert_eq!(reader.header(), header);
     assert_eq!(reader.next().unwrap(), Some(Record::Unknown { kind: 900 }));
     assert_eq!(reader.next().unwrap(), Some(Record::Event(events(1).next().unwrap())));
+}
+
+#[test]
+fn who_passes_over_a_watermark_reads_the_times_after_it_right() {
+    let event = |time_ns| Record::Event(Event { time_ns: Some(time_ns), ..events(1).next().unwrap() });
+    let written = |records: &[Record<'_>]| {
+        let mut writer = Writer::frames_only(Vec::new());
+        records.iter().for_each(|record| writer.write(record).unwrap());
+        writer.into_output().unwrap()
+    };
+    let first = written(&[event(1_000)]);
+    let both = written(&[event(1_000), event(1_009)]);
+    let marked = written(&[event(1_000), Record::Watermark { time_ns: u64::MAX }, event(1_009)]);
+    assert!(marked.len() > both.len());
+    assert!(marked.ends_with(&both[first.len()..]), "what follows is written as without it");
 }
 
 #[test]

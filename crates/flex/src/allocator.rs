@@ -346,6 +346,15 @@ impl FlexAllocator {
         self.shared.history.set(options)
     }
 
+    /// Takes the memory for a history of so many events, so that [`record_history`](Self::record_history) cannot fail
+    /// for the lack of it. Changes nothing that is recorded.
+    ///
+    /// # Errors
+    /// As [`record_history`](Self::record_history).
+    pub fn reserve_history(&self, max_entries: usize) -> Result<(), FlexError> {
+        self.shared.history.reserve(max_entries)
+    }
+
     /// Whether anything is recorded.
     pub fn is_recording(&self) -> bool {
         self.shared.history.is_on()
@@ -363,6 +372,16 @@ impl FlexAllocator {
     /// [`FlexError::Forked`] in a forked child.
     pub fn events(&self, from: u64) -> Result<RecordedEvents, FlexError> {
         if is_forked() { Err(FlexError::Forked) } else { Ok(self.shared.history.read(from, u64::MAX)) }
+    }
+
+    /// As [`events`](Self::events), for who takes events out as they come, from [`next_event`](Self::next_event) on:
+    /// also what was forgotten meanwhile, or is of a recording that has ended, as long as nothing newer has overwritten
+    /// it.
+    ///
+    /// # Errors
+    /// [`FlexError::Forked`] in a forked child.
+    pub fn drain_events(&self, from: u64) -> Result<RecordedEvents, FlexError> {
+        if is_forked() { Err(FlexError::Forked) } else { Ok(self.shared.history.drain(from)) }
     }
 
     /// Returns unused memory to where it came from: wholly free regions to a device that takes them back, else

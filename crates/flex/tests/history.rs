@@ -502,3 +502,34 @@ fn a_snapshot_says_where_events_go_on() {
     allocator.record_history(Some(HistoryOptions { without, ..options() })).unwrap();
     assert_eq!(allocator.snapshot_with_position().unwrap().1, allocator.next_event());
 }
+
+#[test]
+fn who_drains_gets_what_was_forgotten_or_is_of_a_recording_that_ended() {
+    let allocator = recording(64 * KIB);
+    drop(allocate(&allocator, 1000).unwrap());
+    let from = allocator.next_event();
+    drop(allocate(&allocator, 1000).unwrap());
+    allocator.record_history(Some(HistoryOptions { clear: true, ..options() })).unwrap();
+    drop(allocate(&allocator, 1000).unwrap());
+    allocator.record_history(None).unwrap();
+    assert!(allocator.events(from).unwrap().events.is_empty(), "it is not shown");
+    let drained = allocator.drain_events(from).unwrap();
+    assert_eq!((drained.events.len(), drained.lost, drained.next), (4, 0, from + 4));
+    // What the next recording has begun with comes from there on.
+    allocator.record_history(Some(options())).unwrap();
+    drop(allocate(&allocator, 1000).unwrap());
+    let drained = allocator.drain_events(from).unwrap();
+    assert_eq!((drained.events.len(), drained.began), (6, from + 4));
+    assert_eq!(allocator.drain_events(drained.next).unwrap().events, []);
+}
+
+#[test]
+fn memory_for_a_history_can_be_taken_before() {
+    let allocator = recording(64 * KIB);
+    drop(allocate(&allocator, 1000).unwrap());
+    let before = allocator.events(0).unwrap();
+    allocator.reserve_history(1 << 12).unwrap();
+    let after = allocator.events(0).unwrap();
+    assert_eq!((after.events, after.recordings), (before.events, before.recordings));
+    allocator.record_history(Some(HistoryOptions { max_entries: 1 << 12, ..options() })).unwrap();
+}

@@ -75,6 +75,9 @@ function notes(app) {
   if (device.baseline_bytes > 0) {
     found.push(["Recording began in mid-life, so there may have been a higher peak before.", ""]);
   }
+  if (summary.growing) {
+    found.push(["The file was still being written: this is how far it was when it was read.", ""]);
+  }
   if (device.lost_places > 0) {
     found.push([
       `Events are missing in ${counted(device.lost_places, "place")}: ` +

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use flex_stream::is_being_written;
 use flex_trace::{Header, ReadError, Reader, Record, Tables, Writer};
 use tempfile::SpooledTempFile;
 
-use crate::import::{ImportError, Kind, Sharing, import};
+use crate::import::{ImportError, Imported, Kind, Sharing, import_growing};
 
 /// Traces up to this size stay in memory.
 const IN_MEMORY_BYTES: usize = 64 << 20;
@@ -16,7 +17,7 @@ const IN_MEMORY_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct TraceFile {
     trace: SpooledTempFile,
-    kind: Kind,
+    imported: Imported,
 }
 
 impl TraceFile {
@@ -29,7 +30,8 @@ impl TraceFile {
         TraceFile::import_as(input, name, Sharing::Refused)
     }
 
-    /// Imports what can be opened again, which a pickle needs in which something stands in several places.
+    /// Imports a file that can be opened again, which a pickle needs in which something stands in several places.
+    /// `is_written` says whether it is still being written.
     ///
     /// # Errors
     ///
@@ -37,8 +39,9 @@ impl TraceFile {
     pub fn import_again<R: Read>(
         mut open: impl FnMut() -> io::Result<R>,
         name: &str,
+        is_written: impl Fn() -> bool,
     ) -> Result<TraceFile, ImportError> {
-        match TraceFile::import(open()?, name) {
+        match TraceFile::import_growing(open()?, name, Sharing::Refused, is_written) {
             Err(error) if error.is_of_sharing() => TraceFile::import_as(open()?, name, Sharing::Kept),
             result => result,
         }
@@ -50,9 +53,18 @@ impl TraceFile {
     ///
     /// [`ImportError`].
     pub fn import_as(input: impl Read, name: &str, sharing: Sharing) -> Result<TraceFile, ImportError> {
+        TraceFile::import_growing(input, name, sharing, || false)
+    }
+
+    fn import_growing(
+        input: impl Read,
+        name: &str,
+        sharing: Sharing,
+        is_written: impl Fn() -> bool,
+    ) -> Result<TraceFile, ImportError> {
         let mut writer = Writer::new(SpooledTempFile::new(IN_MEMORY_BYTES), Header::default())?;
-        let kind = import(input, name, &mut writer, sharing)?;
-        Ok(TraceFile { trace: writer.finish()?, kind })
+        let imported = import_growing(input, name, &mut writer, sharing, is_written)?;
+        Ok(TraceFile { trace: writer.finish()?, imported })
     }
 
     /// Imports the file at a path.
@@ -61,16 +73,28 @@ impl TraceFile {
     ///
     /// [`ImportError`].
     pub fn open(path: &Path) -> Result<TraceFile, ImportError> {
-        if path.metadata()?.is_file() {
-            TraceFile::import_again(|| File::open(path), &file_name(path))
+        let file = File::open(path)?;
+        if file.metadata()?.is_file() {
+            let open = || File::open(path);
+            TraceFile::import_again(open, &file_name(path), || is_being_written(&file))
         } else {
-            TraceFile::import(File::open(path)?, &file_name(path))
+            TraceFile::import(file, &file_name(path))
         }
     }
 
     /// What the file was.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.imported.kind
+    }
+
+    /// Whether it was still being written, and so ends where that was when it was read.
+    pub fn is_growing(&self) -> bool {
+        self.imported.is_growing
+    }
+
+    /// How many records it had of kinds that are not known here: a newer program wrote it.
+    pub fn unknown_records(&self) -> u64 {
+        self.imported.unknown_records
     }
 
     /// Goes through all records in order, with the names and stacks that were given until then.

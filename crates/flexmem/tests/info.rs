@@ -352,3 +352,20 @@ fn the_blocks_that_keep_a_nearly_empty_segment_are_named_those_between_large_hol
     let quarter = with_blocks(&[(1024, live), (3072, free)], 5);
     assert!(quarter.devices[0].memory.as_ref().unwrap().pinned.is_empty());
 }
+
+#[test]
+fn what_a_newer_version_has_added_is_counted_and_left_out() {
+    let allocated =
+        Action::Allocated { address: Address(16), size_bytes: 512, rounded_bytes: None, stream: 0 };
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    for record in [Record::Unknown { kind: 900 }, Record::Event(Event::new(0, allocated))] {
+        writer.write(&record).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let mut trace = TraceFile::import(bytes.as_slice(), "trace").unwrap();
+    let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+    assert_eq!((found.unknown_records, found.devices[0].events.allocations), (1, 1));
+    let mut kinds = 0;
+    trace.each_record(|record| kinds += u64::from(matches!(record, Record::Unknown { .. }))).unwrap();
+    assert_eq!(kinds, 0, "without its body it would be broken for those who know it");
+}

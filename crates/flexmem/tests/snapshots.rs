@@ -233,7 +233,7 @@ fn what_stands_in_several_places_is_read_in_all_of_them() {
         let shared: Vec<String> = lines(&shared).iter().map(|line| without_names(line)).collect();
         assert_eq!(shared, separate, "protocol {protocol}");
         // Whoever can open the file again need not know.
-        assert!(TraceFile::import_again(|| Ok(bytes.as_slice()), "shared").is_ok());
+        assert!(TraceFile::import_again(|| Ok(bytes.as_slice()), "shared", || false).is_ok());
     }
 }
 

@@ -1,17 +1,20 @@
 //! `flexmem watch` on this very process, which streams what its tests do.
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use flex::history::{HistoryOptions, Sites};
 use flex::{AllocationDirective, AllocatorOptions, CompositeAddress, FlexAllocator, Topology};
 use flex_sim::{SimulatedDevice, SimulatedOptions};
 use flex_stream::{StackFrame, Stacks, Stream, StreamOptions};
+use flex_trace::record::{Device, Source};
+use flex_trace::{Action, Event, Header, Record, Writer};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -224,6 +227,54 @@ fn after_a_loss_the_watch_begins_anew_and_is_right_again() {
     watcher.moment(|moment| device(moment)["live_bytes"] == 200_000);
     drop(kept);
     watcher.moment(|moment| device(moment)["live_bytes"] == 0);
+    assert!(world.stream.stop());
+    watcher.rest();
+}
+
+/// Answers one watch of this process as a program would that was stopped when it had told what is live, at `told`.
+fn stopped_program(runtime: &TempDir, told: SystemTime) -> std::thread::JoinHandle<()> {
+    let folder = folder_of(runtime);
+    std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+    let listener = UnixListener::bind(folder.join(format!("{}.sock", std::process::id()))).unwrap();
+    let time_ns = told.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    std::thread::spawn(move || {
+        let mut writer = Writer::new(listener.accept().unwrap().0, Header::default()).unwrap();
+        let source = Source { producer: "test", kind: "process", name: "1" };
+        writer.write(&Record::Source(source)).unwrap();
+        writer.write(&Record::Device(Device { device: 0, name: None, capacity_bytes: None })).unwrap();
+        let known = Action::SnapshotTaken { reserved_bytes: None };
+        writer.write(&Record::Event(Event::new(0, known))).unwrap();
+        writer.write(&Record::Watermark { time_ns }).unwrap();
+        writer.finish().unwrap();
+    })
+}
+
+#[test]
+fn what_is_old_is_said_to_be() {
+    let told = SystemTime::now() - Duration::from_secs(1000);
+    let shown = |arguments: &[&str]| {
+        let runtime = tempfile::tempdir().unwrap();
+        let program = stopped_program(&runtime, told);
+        let output = watch(&runtime, std::process::id(), arguments).output().unwrap();
+        program.join().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let moment: Value = serde_json::from_str(&shown(&["--once", "--json"])).unwrap();
+    let age_s = moment["age_s"].as_f64().unwrap();
+    assert!((1000.0..1000.0 + PATIENCE.as_secs_f64()).contains(&age_s), "{moment}");
+    let page = shown(&["--once"]);
+    assert!(page.starts_with(&format!("process {}, running, as of 10", std::process::id())), "{page}");
+    let lines = shown(&[]);
+    assert!(lines.contains(" s  behind: what follows is as of 10"), "{lines}");
+}
+
+#[test]
+fn what_is_new_is_not_said_to_be_old() {
+    let world = World::new(10_000);
+    let mut watcher = world.watch(&["--json", "--interval", "0.05"]);
+    let moment = watcher.moment(|moment| moment["age_s"].as_f64().is_some_and(|age_s| age_s < 1.0));
+    assert_eq!(moment["synchronizations"], 0);
     assert!(world.stream.stop());
     watcher.rest();
 }

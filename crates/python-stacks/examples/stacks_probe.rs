@@ -17,7 +17,8 @@ thread_local! {
     static ATTACHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Prepares reading; 1 if stacks are read from memory.
+/// Prepares reading, and trusts it when the caller's stack was compared; 1 if stacks are read from memory, 2 if any was
+/// before.
 ///
 /// # Safety
 /// Called attached.
@@ -26,7 +27,13 @@ pub unsafe extern "C" fn probe_enable() -> i32 {
     // SAFETY: attached, to the interpreter that runs the script.
     let stacks =
         STACKS.get_or_init(|| unsafe { Stacks::new(|| ATTACHED.get()) }.expect("a CPython from 3.11 on"));
-    i32::from(stacks.mode() == Mode::Direct)
+    if stacks.mode().is_some() || stacks.capture() != 0 {
+        return 2;
+    }
+    // SAFETY: the caller's contract. What it finds is in the mode.
+    let _ = unsafe { stacks.verify() };
+    stacks.trust();
+    i32::from(stacks.mode() == Some(Mode::Direct))
 }
 
 fn stacks() -> &'static Stacks {
@@ -78,7 +85,7 @@ pub unsafe extern "C" fn probe_capture_attached_only(attached: i32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe { Stacks::attached_only(|| ATTACHED.get()) }.expect("a CPython from 3.11 on")
     });
-    assert_eq!(stacks.mode(), Mode::AttachedOnly);
+    assert_eq!(stacks.mode(), Some(Mode::AttachedOnly));
     stacks.capture()
 }
 

@@ -30,7 +30,7 @@ mod visitors;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::Api;
@@ -44,8 +44,19 @@ pub const MAX_DEPTH: usize = 64;
 /// The most nodes of the tree of stacks. A stack that does not fit is site 0, and counted.
 pub const MAX_SITES: u32 = 1 << 20;
 
-/// How long [`Stacks::close`] waits for threads that are reading, which takes them microseconds.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long [`Stacks::close`] waits for threads that are reading. That takes them microseconds; on a machine that is
+/// overloaded, or under a quota, a thread may have to wait for its turn in the middle of it, for much less than this.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether what is read from memory can be believed.
+mod trust {
+    /// Nobody has compared it yet: nothing is captured.
+    pub(super) const UNKNOWN: u8 = 0;
+    /// It was compared, and agrees.
+    pub(super) const GIVEN: u8 = 1;
+    /// It was found to differ, or no layout is known: CPython's own functions are asked.
+    pub(super) const REFUSED: u8 = 2;
+}
 
 /// One frame of a stack.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,10 +99,10 @@ pub struct Counts {
 /// The stacks of one process.
 pub struct Stacks {
     api: Api,
-    /// Set as long as reading from memory can be trusted.
+    /// None of an interpreter whose layout is not known.
     layout: Option<Layout>,
-    /// The layout was found to disagree with CPython's own functions.
-    distrusted: AtomicBool,
+    /// One of [`trust`]. Refused once, it stays so.
+    trust: AtomicU8,
     is_attached: fn() -> bool,
     sites: Sites,
     visitors: Visitors,
@@ -101,7 +112,8 @@ pub struct Stacks {
 impl Stacks {
     /// Prepares reading. `is_attached` tells whether the calling thread is attached to the interpreter.
     ///
-    /// [`verify`](Self::verify) has to be called before the layout is trusted.
+    /// Nothing is captured until [`verify`](Self::verify) was called, on stacks of all forms, and then
+    /// [`trust`](Self::trust).
     ///
     /// # Errors
     /// A function that this interpreter lacks.
@@ -127,10 +139,11 @@ impl Stacks {
     }
 
     fn with_layout(api: Api, layout: Option<Layout>, is_attached: fn() -> bool) -> Self {
+        let trust = if layout.is_some() { trust::UNKNOWN } else { trust::REFUSED };
         Stacks {
             api,
             layout,
-            distrusted: AtomicBool::new(false),
+            trust: AtomicU8::new(trust),
             is_attached,
             sites: Sites::new(MAX_SITES),
             visitors: Visitors::default(),
@@ -138,16 +151,17 @@ impl Stacks {
         }
     }
 
-    /// The number of the calling thread's Python stack: equal for equal stacks, 0 for a thread that runs no Python code
-    /// or cannot be read. Neither waits nor attaches; may be called on any thread, attached or not.
+    /// The number of the calling thread's Python stack: equal for equal stacks, 0 for a thread that runs no Python
+    /// code or cannot be read, and until there is trust. Neither waits nor attaches; may be called on any thread,
+    /// attached or not.
     ///
     /// The second time a stack is seen costs a few nanoseconds a frame. The first time its names are copied.
     pub fn capture(&self) -> u32 {
         let Some(_visit) = self.visitors.enter() else { return 0 };
-        let site = match self.trusted_layout() {
-            Some(layout) => self.capture_directly(layout),
-            None if (self.is_attached)() => self.capture_attached(),
-            None => Some(0),
+        let site = match (self.trust.load(Ordering::Acquire), &self.layout) {
+            (trust::GIVEN, Some(layout)) => self.capture_directly(layout),
+            (trust::REFUSED, _) if (self.is_attached)() => self.capture_attached(),
+            _ => Some(0),
         };
         site.unwrap_or_else(|| {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -160,9 +174,13 @@ impl Stacks {
         self.sites.frames(site)
     }
 
-    /// How stacks are read.
-    pub fn mode(&self) -> Mode {
-        if self.trusted_layout().is_some() { Mode::Direct } else { Mode::AttachedOnly }
+    /// How stacks are read; `None` as long as none are, since nobody has compared them.
+    pub fn mode(&self) -> Option<Mode> {
+        match self.trust.load(Ordering::Acquire) {
+            trust::UNKNOWN => None,
+            trust::GIVEN => Some(Mode::Direct),
+            _ => Some(Mode::AttachedOnly),
+        }
     }
 
     /// What was counted so far.
@@ -171,30 +189,36 @@ impl Stacks {
     }
 
     /// Compares the calling thread's stack as read from memory with what CPython's functions say; true also if nothing
-    /// is read from memory. If they differ, nothing will be from now on.
+    /// is read from memory. If they differ, nothing ever will be.
     ///
     /// # Safety
     /// The calling thread is attached.
     pub unsafe fn verify(&self) -> bool {
-        let Some(layout) = self.trusted_layout() else { return true };
+        let is_refused = self.trust.load(Ordering::Acquire) == trust::REFUSED;
+        let Some(layout) = self.layout.as_ref().filter(|_| !is_refused) else { return true };
         // SAFETY: the caller's contract.
         let expected = unsafe { public::frames(&self.api, MAX_DEPTH) };
         let same = raw::frames(layout, self.api.own_state()) == expected;
         if !same {
-            self.distrusted.store(true, Ordering::Relaxed);
+            self.trust.store(trust::REFUSED, Ordering::Release);
         }
         same
     }
 
-    /// Ends capturing for ever, and waits for those who are at it: from here on CPython may free the state of other
-    /// threads. To be called at the exit of the interpreter, before it is finalized. False if a thread was still
-    /// reading after a second, which only one that is stopped can be.
-    pub fn close(&self) -> bool {
-        self.visitors.close(CLOSE_TIMEOUT)
+    /// Begins to capture, since stacks of all forms were compared: from memory, unless one was found to differ.
+    pub fn trust(&self) {
+        // Refused by another thread meanwhile, it stays so.
+        let _ =
+            self.trust.compare_exchange(trust::UNKNOWN, trust::GIVEN, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    fn trusted_layout(&self) -> Option<&Layout> {
-        self.layout.as_ref().filter(|_| !self.distrusted.load(Ordering::Relaxed))
+    /// Ends capturing for ever, and waits for those who are at it: from here on CPython may free the state of other
+    /// threads. To be called detached, at the exit of the interpreter and before it is finalized.
+    ///
+    /// False if a thread was still reading after ten seconds. That is one that somebody has stopped, as a debugger does
+    /// with single threads; if it is let go again after its state was freed, it reads freed memory.
+    pub fn close(&self) -> bool {
+        self.visitors.close(CLOSE_TIMEOUT)
     }
 
     fn capture_directly(&self, layout: &Layout) -> Option<u32> {

@@ -64,7 +64,7 @@ mod _C {
         reset_pressure_stats, set_pressure_policy,
     };
     #[pymodule_export]
-    use crate::bindings::stream::{history_stream, start_history_stream, stop_history_stream};
+    use crate::bindings::stream::{history_stream, stop_history_stream};
     #[pymodule_export]
     use crate::interpreter::cycles::Garbage;
     #[pymodule_export]

@@ -1,15 +1,15 @@
 //! The history of the process's devices as a stream: one at a time, from its start to its stop or to the exit.
 //!
-//! Locks: `CHANGES` is held by those who start or stop, while files are opened and the stream's thread is waited for,
-//! so it is taken on detached threads only. `STREAM` is a leaf, held to copy a pointer. Nothing that allocates or frees
-//! looks here, and a forked child takes neither.
+//! Locks: `CHANGES` is held by those who change what is recorded, start or stop, while files are opened and the
+//! stream's thread is waited for, so it is taken on detached threads only. `STREAM` is a leaf, held to copy a pointer.
+//! Nothing that allocates or frees looks here, and a forked child takes neither.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flex::FlexAllocator;
+use flex::{FlexAllocator, FlexError};
 use flex_stream::directory::default_directory;
-use flex_stream::{StackFrame, Stacks, Stream, StreamError, StreamOptions};
+use flex_stream::{StackFrame, Stacks, Starting, Stream, StreamError, StreamOptions};
 
 use crate::interpreter::stacks;
 
@@ -44,27 +44,73 @@ impl Stacks for PythonStacks {
     }
 }
 
-/// Starts a stream of these devices in place of the one that runs, which is ended first. Called detached.
+/// Why recording could not be changed, or streamed.
+pub(crate) enum ChangeError {
+    /// The histories'.
+    History(FlexError),
+    /// The stream's.
+    Stream(StreamError),
+}
+
+impl From<StreamError> for ChangeError {
+    fn from(error: StreamError) -> Self {
+        ChangeError::Stream(error)
+    }
+}
+
+/// Changes what is recorded by `change`, when what was recorded until then is in the stream that runs. If `targets` are
+/// given, a stream of `devices` to them begins, in place of the one that runs. Called detached.
 ///
 /// # Errors
-/// [`StreamError`]; no stream runs then.
-pub(crate) fn start(targets: &Targets, devices: Vec<FlexAllocator>) -> Result<(), StreamError> {
+/// [`ChangeError`]. What the stream cannot open is found out before `change`, and then nothing has changed; nor has the
+/// stream if `change` fails. A disk that is too full to tell what is live is found out after it: then `devices` that
+/// were not recorded before are not either.
+pub(crate) fn change_recording(
+    targets: &Targets,
+    devices: Vec<FlexAllocator>,
+    change: impl FnOnce() -> Result<(), FlexError>,
+) -> Result<(), ChangeError> {
     if flex::fork::is_forked() {
-        return Err(StreamError::Forked);
+        return Err(StreamError::Forked.into());
     }
     let _changing = lock(&CHANGES);
-    if let Some(former) = current() {
-        former.stop();
+    let idle: Vec<_> = devices.iter().filter(|device| !device.is_recording()).cloned().collect();
+    let starting = if targets.is_empty() { None } else { Some(prepare(targets, devices)?) };
+    if let Some(running) = current() {
+        // A disk that is too slow for it loses what is forgotten, and the stream counts that.
+        running.drain();
     }
-    let stream = Stream::start(StreamOptions {
+    change().map_err(ChangeError::History)?;
+    if let Some(starting) = starting {
+        let begun = starting.begin().inspect_err(|_| {
+            // In a forked child alone that fails, where nothing is recorded.
+            idle.iter().for_each(|device| drop(device.record_history(None)));
+        });
+        let former = lock(&STREAM).replace(Arc::new(begun?));
+        drop(former);
+    }
+    Ok(())
+}
+
+fn prepare(targets: &Targets, devices: Vec<FlexAllocator>) -> Result<Starting, StreamError> {
+    let options = StreamOptions {
         stacks: Some(Arc::new(PythonStacks)),
         file: targets.file.as_deref().map(|path| flex_stream::path_of_process(path, std::process::id())),
         socket_directory: targets.socket.then(default_directory),
         producer: concat!("torch-spyre-flex ", env!("CARGO_PKG_VERSION")).to_owned(),
         ..StreamOptions::new(devices)
-    })?;
-    let former = lock(&STREAM).replace(Arc::new(stream));
-    drop(former);
+    };
+    Stream::prepare(options, current())
+}
+
+/// Starts a stream of these devices, of which none runs yet. Called detached.
+///
+/// # Errors
+/// [`StreamError`]; no stream runs then.
+pub(crate) fn start(targets: &Targets, devices: Vec<FlexAllocator>) -> Result<(), StreamError> {
+    let _changing = lock(&CHANGES);
+    let stream = prepare(targets, devices)?.begin()?;
+    *lock(&STREAM) = Some(Arc::new(stream));
     Ok(())
 }
 

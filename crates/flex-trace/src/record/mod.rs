@@ -71,6 +71,13 @@ pub enum Record<'a> {
     },
     /// Something that an importer says of its file.
     Remark(Remark<'a>),
+    /// Everything that happened before this moment, on all devices, is above. A reader of a trace that grows knows by
+    /// it how old what it has read is. An event that a thread was just writing then may still follow.
+    Watermark {
+        /// The moment, on the clock of [`Record::Clock`]: no difference, so that who passes over it reads the times
+        /// after it right.
+        time_ns: u64,
+    },
     /// A record of a kind that this reader does not know. Its body is passed over; written, it has none.
     Unknown {
         /// Its kind.
@@ -92,6 +99,7 @@ mod kind {
     pub(super) const BLOCK: u64 = 11;
     pub(super) const END: u64 = 12;
     pub(super) const REMARK: u64 = 13;
+    pub(super) const WATERMARK: u64 = 14;
 }
 
 impl<'a> Record<'a> {
@@ -110,6 +118,7 @@ impl<'a> Record<'a> {
             Record::Block(_) => kind::BLOCK,
             Record::End { .. } => kind::END,
             Record::Remark(_) => kind::REMARK,
+            Record::Watermark { .. } => kind::WATERMARK,
             Record::Event(event) => event.action.kind(),
             Record::Unknown { kind } => *kind,
         }
@@ -141,6 +150,7 @@ impl<'a> Record<'a> {
             Record::Block(block) => block.put(encoder),
             Record::End { records } => records.put(encoder),
             Record::Remark(remark) => remark.put(encoder),
+            Record::Watermark { time_ns } => time_ns.put(encoder),
             Record::Unknown { .. } => {}
         }
     }
@@ -161,6 +171,7 @@ impl<'a> Record<'a> {
             kind::BLOCK => Record::Block(BlockSnapshot::take(decoder)?),
             kind::END => Record::End { records: u64::take(decoder)? },
             kind::REMARK => Record::Remark(Remark::take(decoder)?),
+            kind::WATERMARK => Record::Watermark { time_ns: u64::take(decoder)? },
             kind => match Event::take(kind, decoder)? {
                 Some(event) => Record::Event(event),
                 None => Record::Unknown { kind },

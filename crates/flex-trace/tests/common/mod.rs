@@ -85,6 +85,7 @@ impl Owned {
                 Record::Block(BlockSnapshot { size_bytes: v0, requested_bytes: v1, state, stack })
             }
             26 => Record::Remark(Remark { device: self.stack, impossible: flag, text: a }),
+            11 => Record::Watermark { time_ns: v0 },
             number => Record::Event(Event {
                 device: small,
                 time_ns: optional,
@@ -100,34 +101,34 @@ impl Owned {
         let [v0, v1, v2, v3, v4, v5] = self.values;
         let (address, size_bytes, requested_bytes) = (v0.into(), v1, v1);
         match number {
-            11 => Action::Allocated { address, size_bytes, rounded_bytes: optional, stream: v2 },
-            12 => Action::FreeRequested { address, size_bytes },
-            13 => Action::Freed { address, size_bytes },
-            14 => Action::RegionAcquired { address, size_bytes, stream: v2, mapped },
-            15 => Action::RegionReleased { address, size_bytes, mapped },
-            16 => Action::PressureBegan { pressure: v0, requested_bytes },
-            17 => {
+            12 => Action::Allocated { address, size_bytes, rounded_bytes: optional, stream: v2 },
+            13 => Action::FreeRequested { address, size_bytes },
+            14 => Action::Freed { address, size_bytes },
+            15 => Action::RegionAcquired { address, size_bytes, stream: v2, mapped },
+            16 => Action::RegionReleased { address, size_bytes, mapped },
+            17 => Action::PressureBegan { pressure: v0, requested_bytes },
+            18 => {
                 let end = if begins { PressureEnd::Served } else { PressureEnd::OutOfMemory };
                 Action::PressureEnded { pressure: v0, end, tried: v3, reclaimed_bytes: v4, duration_ns: v5 }
             }
-            18 => Action::Collected {
+            19 => Action::Collected {
                 generation: self.small,
                 objects: v0,
                 reclaimed_bytes: v1,
                 duration_ns: v2,
                 pressure: optional,
             },
-            19 => Action::Reclaimed { type_name: self.stack.map(StringId), bytes: v0, blocks: v1 },
-            20 => Action::OutOfMemory {
+            20 => Action::Reclaimed { type_name: self.stack.map(StringId), bytes: v0, blocks: v1 },
+            21 => Action::OutOfMemory {
                 requested_bytes,
                 free_bytes: optional,
                 largest_free_bytes: None,
                 capacity_bytes: optional,
             },
-            21 => Action::SnapshotTaken { reserved_bytes: optional },
-            22 => Action::Lost { events: v0 },
-            23 => Action::Baseline { address, size_bytes, stream: v2 },
-            24 => Action::Other { name: StringId(self.small), address, size_bytes },
+            22 => Action::SnapshotTaken { reserved_bytes: optional },
+            23 => Action::Lost { events: v0 },
+            24 => Action::Baseline { address, size_bytes, stream: v2 },
+            25 => Action::Other { name: StringId(self.small), address, size_bytes },
             _ => Action::Annotation { name: StringId(self.small), begins },
         }
     }

@@ -80,6 +80,16 @@ struct Control {
     lost: u64,
     /// How often recording has begun.
     recordings: u64,
+    /// The number at which it did the last time.
+    began: u64,
+}
+
+impl Control {
+    /// What is told where nothing was read.
+    fn nothing_from(&self, from: u64) -> RecordedEvents {
+        let (recordings, began) = (self.recordings, self.began);
+        RecordedEvents { next: from, recordings, began, ..RecordedEvents::default() }
+    }
 }
 
 /// What the flags say.
@@ -95,6 +105,11 @@ mod flag {
 
 /// Rings of 1 slot to [`MAX_ENTRIES`], and the one without any.
 const RINGS: usize = MAX_ENTRIES.ilog2() as usize + 2;
+
+/// How many events are kept where so many were asked for.
+fn entries(max_entries: usize) -> u32 {
+    u32::try_from(max_entries).unwrap_or(u32::MAX).min(MAX_ENTRIES)
+}
 
 /// The ring for so many events.
 fn ring_for(most: u32) -> usize {
@@ -172,16 +187,15 @@ impl History {
         control: &mut Control,
         options: HistoryOptions,
     ) -> Result<Option<Arc<dyn Sites>>, FlexError> {
-        let most = u32::try_from(options.max_entries).unwrap_or(u32::MAX).min(MAX_ENTRIES);
-        let index = ring_for(most);
-        if self.rings[index].get().is_none() {
-            let ring = Ring::new(most).ok_or(FlexError::HistoryTooLarge { max_entries: most })?;
-            // Nobody else makes one: the control is locked.
-            let _ = self.rings[index].set(ring);
-        }
+        let most = entries(options.max_entries);
+        let index = self.reserve_ring(most)?;
         self.clock.get_or_init(Clock::start);
-        control.recordings += u64::from(!self.is_on());
-        self.change_ring(control, index, options.clear || !self.is_on());
+        let is_new = !self.is_on();
+        self.change_ring(control, index, options.clear || is_new);
+        if is_new {
+            control.recordings += 1;
+            control.began = self.next_number();
+        }
         control.most = most.into();
         self.without.store(options.without.bits(), Ordering::Relaxed);
         let wanted = [
@@ -193,6 +207,26 @@ impl History {
         let flags = wanted.into_iter().filter_map(|(wanted, flag)| wanted.then_some(flag)).sum();
         self.flags.store(flags, Ordering::Relaxed);
         Ok(options.sites)
+    }
+
+    /// Makes the ring for so many events, so that nothing is left that a recording of so many could fail for.
+    pub(crate) fn reserve(&self, max_entries: usize) -> Result<(), FlexError> {
+        if is_forked() {
+            return Err(FlexError::Forked);
+        }
+        let _control = self.lock();
+        self.reserve_ring(entries(max_entries)).map(drop)
+    }
+
+    /// The index of the ring for so many events, which is made if it is not there. The control is locked.
+    fn reserve_ring(&self, most: u32) -> Result<usize, FlexError> {
+        let index = ring_for(most);
+        if self.rings[index].get().is_none() {
+            let ring = Ring::new(most).ok_or(FlexError::HistoryTooLarge { max_entries: most })?;
+            // Nobody else makes one: the control is locked.
+            let _ = self.rings[index].set(ring);
+        }
+        Ok(index)
     }
 
     /// Goes over to another ring, with what the one before has recorded unless that is to be forgotten.
@@ -216,7 +250,8 @@ impl History {
             }
         }
         if forget {
-            *control = Control { first: ring.next(), recordings: control.recordings, ..Control::default() };
+            let Control { recordings, began, .. } = *control;
+            *control = Control { first: ring.next(), recordings, began, ..Control::default() };
         }
     }
 
@@ -270,28 +305,37 @@ impl History {
         self.notes.read(handle)
     }
 
-    /// The events from one number to before another. The process is no forked child.
+    /// The events from one number to before another, of those that are shown. The process is no forked child.
     pub(crate) fn read(&self, from: u64, until: u64) -> RecordedEvents {
         let control = self.lock();
-        let recordings = control.recordings;
-        let ring = self.current().filter(|_| self.is_on());
-        let Some(ring) = ring else {
-            return RecordedEvents { next: from, recordings, ..Default::default() };
-        };
+        let Some(ring) = self.current().filter(|_| self.is_on()) else { return control.nothing_from(from) };
         let until = until.min(ring.next());
         let from = from.max(control.first).min(until);
         // What is older than what is shown is as good as overwritten.
-        let first = from.max(ring.next().saturating_sub(control.most)).min(until);
+        let shown = from.max(ring.next().saturating_sub(control.most)).min(until);
+        let mut recorded = self.read_ring(&control, ring, shown, until);
+        recorded.lost += shown - from;
+        if from == control.first {
+            recorded.lost += recorded.late;
+        }
+        recorded
+    }
+
+    /// The events from one number on that are still there, shown or not. The process is no forked child.
+    pub(crate) fn drain(&self, from: u64) -> RecordedEvents {
+        let control = self.lock();
+        let Some(ring) = self.current() else { return control.nothing_from(from) };
+        let until = ring.next();
+        self.read_ring(&control, ring, from.min(until), until)
+    }
+
+    fn read_ring(&self, control: &Control, ring: &Ring, from: u64, until: u64) -> RecordedEvents {
         let mut events = Vec::new();
-        let mut lost = first - from;
-        lost += ring.read(first, until, |sequence, words| {
+        let lost = ring.read(from, until, |sequence, words| {
             events.extend(Entry::from_words(words).event(sequence));
         });
         let late = control.lost + control.left.iter().map(|&left| self.late_in(left)).sum::<u64>();
-        if from == control.first {
-            lost += late;
-        }
-        RecordedEvents { events, lost, next: until, late, recordings }
+        RecordedEvents { events, lost, late, ..control.nothing_from(until) }
     }
 
     /// The number of the next event, also while nothing is recorded.

@@ -69,4 +69,6 @@ pub struct RecordedEvents {
     pub late: u64,
     /// How often recording has begun. What happened between two recordings is in none.
     pub recordings: u64,
+    /// The number of the first event of the latest recording.
+    pub began: u64,
 }

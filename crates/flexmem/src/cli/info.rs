@@ -39,6 +39,15 @@ fn as_text(info: &Info) -> String {
     let mut lines = Lines::default();
     let devices = count(info.devices.len() as u64, "device");
     lines.plain(format_args!("{}: {}, {devices}", info.source.name, info.source.kind));
+    if info.growing {
+        lines.plain("still being written: this is how far it was when it was read");
+    }
+    if info.unknown_records > 0 {
+        let records = count(info.unknown_records, "record");
+        lines.plain(format_args!(
+            "{records} of kinds that this flexmem does not know: a newer program wrote the file"
+        ));
+    }
     let on = info.settings_on();
     if !on.is_empty() {
         lines.plain(format_args!("settings on: {}", on.join(", ")));

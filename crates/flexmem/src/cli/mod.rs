@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use flex_stream::is_being_written;
 
 use crate::TraceFile;
 use crate::import::ImportError;
@@ -143,12 +144,15 @@ fn open(path: &Path) -> anyhow::Result<TraceFile> {
     if path == Path::new("-") {
         return TraceFile::import(io::stdin().lock(), "-").map_err(named);
     }
+    let file = progress::open(path).map_err(|error| named(error.into()))?;
     let name = crate::trace_file::file_name(path);
+    let is_written = || is_being_written(&file);
     // What is left of a pipe, when it was read once, is nothing.
     if path.is_file() {
-        return TraceFile::import_again(|| progress::open(path), &name).map_err(named);
+        let open = || progress::open(path).and_then(progress::read);
+        return TraceFile::import_again(open, &name, is_written).map_err(named);
     }
-    let input = progress::open(path).map_err(|error| named(error.into()))?;
+    let input = progress::read(file).map_err(|error| named(error.into()))?;
     TraceFile::import(input, &name).map_err(named)
 }
 

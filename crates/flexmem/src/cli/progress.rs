@@ -9,13 +9,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Files below this are read before one could look at a bar.
 const WITHOUT_BAR_BYTES: u64 = 16 << 20;
 
-/// Opens a file; a large one shows how far it was read.
-pub(super) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
+/// Opens a file.
+pub(super) fn open(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
+    if file.metadata()?.is_dir() {
         return Err(io::Error::new(io::ErrorKind::IsADirectory, "this is a folder; expected a file"));
     }
+    Ok(file)
+}
+
+/// What is in a file; a large one shows how far it was read.
+pub(super) fn read(file: File) -> io::Result<Box<dyn Read>> {
+    let metadata = file.metadata()?;
     if metadata.len() < WITHOUT_BAR_BYTES {
         return Ok(Box::new(file));
     }

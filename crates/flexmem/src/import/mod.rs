@@ -82,17 +82,40 @@ pub fn import<R: Read, W: Write>(
     writer: &mut Writer<W>,
     sharing: Sharing,
 ) -> Result<Kind, ImportError> {
+    import_growing(input, name, writer, sharing, || false).map(|imported| imported.kind)
+}
+
+/// What there is to know of a file that was imported.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Imported {
+    /// What it was.
+    pub(crate) kind: Kind,
+    /// It was still being written at its end: it is as far as it is, and nothing is missing.
+    pub(crate) is_growing: bool,
+    /// Records of kinds that are not known here, as newer traces may have. They are left out.
+    pub(crate) unknown_records: u64,
+}
+
+/// As [`import`], of a file that may still be written: `is_written` says whether it is.
+pub(crate) fn import_growing<R: Read, W: Write>(
+    input: R,
+    name: &str,
+    writer: &mut Writer<W>,
+    sharing: Sharing,
+    is_written: impl Fn() -> bool,
+) -> Result<Imported, ImportError> {
     let (kind, input) = look(input)?;
+    let mut imported = Imported { kind, is_growing: false, unknown_records: 0 };
     match kind {
         Kind::Pickle => pytorch::import(input, name, writer, sharing)?,
         Kind::Page => pytorch::import(page::pickle(input)?, name, writer, sharing)?,
         Kind::Rmm => rmm::import(input, name, writer)?,
         Kind::MiniMalloc => minimalloc::import(input, name, writer)?,
         Kind::Json => chrome::import(input, name, writer)?,
-        Kind::Trace => copy(input, writer)?,
+        Kind::Trace => copy(input, writer, is_written, &mut imported)?,
         Kind::Other(what) => return Err(ImportError::Unknown(what)),
     }
-    Ok(kind)
+    Ok(imported)
 }
 
 /// What a file is, and the whole of it. A pipe may give it in pieces, of which the first may be too short to judge.
@@ -105,23 +128,50 @@ fn look<R: Read>(mut input: R) -> io::Result<(Kind, impl BufRead)> {
     Ok((kind, io::Cursor::new(beginning).chain(rest)))
 }
 
-/// A trace, checked record by record. One that was not finished, since its writer was killed or still writes, has
+/// A trace, checked record by record. One that was not finished and does not grow, since its writer was killed, has
 /// events missing at its end.
-fn copy<R: Read, W: Write>(input: R, writer: &mut Writer<W>) -> Result<(), ImportError> {
+fn copy<R: Read, W: Write>(
+    input: R,
+    writer: &mut Writer<W>,
+    is_written: impl Fn() -> bool,
+    imported: &mut Imported,
+) -> Result<(), ImportError> {
     let mut reader = Reader::new(input)?;
     let mut devices = BTreeSet::from([0]);
-    while let Some(record) = reader.next()? {
-        match record {
-            Record::End { .. } => continue,
-            Record::Device(device) => drop(devices.insert(device.device)),
-            _ => {}
-        }
-        writer.write(&record)?;
+    let unknown = &mut imported.unknown_records;
+    if copy_records(&mut reader, writer, &mut devices, unknown)? == Progress::Finished {
+        return Ok(());
     }
-    if reader.progress() != Progress::Finished {
+    imported.is_growing = is_written();
+    // If not, its writer may have finished it just before that was asked.
+    if !imported.is_growing && copy_records(&mut reader, writer, &mut devices, unknown)? != Progress::Finished
+    {
         for device in devices {
             writer.write(&Record::Event(Event::new(device, Action::Lost { events: 0 })))?;
         }
     }
     Ok(())
+}
+
+/// What is there of a trace, but its end and what is not known here, and how far that is.
+fn copy_records<R: Read, W: Write>(
+    reader: &mut Reader<R>,
+    writer: &mut Writer<W>,
+    devices: &mut BTreeSet<u32>,
+    unknown_records: &mut u64,
+) -> Result<Progress, ImportError> {
+    while let Some(record) = reader.next()? {
+        match record {
+            Record::End { .. } => continue,
+            // Without its body it would be broken for those who know it.
+            Record::Unknown { .. } => {
+                *unknown_records += 1;
+                continue;
+            }
+            Record::Device(device) => drop(devices.insert(device.device)),
+            _ => {}
+        }
+        writer.write(&record)?;
+    }
+    Ok(reader.progress())
 }

@@ -9,6 +9,10 @@ pub struct Info {
     pub source: SourceInfo,
     /// What was passed over when the file was read.
     pub remarks: Vec<String>,
+    /// It was still being written: it goes on behind what is told here.
+    pub growing: bool,
+    /// Records of kinds that are not known here. They are in no answer.
+    pub unknown_records: u64,
     /// Settings of the allocator, as the file has them.
     pub settings: Vec<SettingInfo>,
     /// The devices, the busiest first.

@@ -84,6 +84,7 @@ pub fn info(trace: &mut TraceFile, options: &Options) -> Result<Info, ReadError>
     }
     infos.sort_by_key(|info: &DeviceInfo| (std::cmp::Reverse(info.busy_bytes()), info.device));
     found.devices = infos;
+    (found.growing, found.unknown_records) = (trace.is_growing(), trace.unknown_records());
     found.advice = advice::advice(&found);
     Ok(found)
 }

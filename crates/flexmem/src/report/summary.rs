@@ -12,6 +12,8 @@ pub struct Summary {
     pub file: String,
     /// What kind of file it is.
     pub kind: &'static str,
+    /// It was still being written: it goes on behind what is shown.
+    pub growing: bool,
     /// What the trace was made by and from.
     pub sources: Vec<Source>,
     /// What times count from: `unix`, `monotonic` or `steps`.

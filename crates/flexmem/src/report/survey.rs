@@ -37,6 +37,7 @@ impl Survey {
             summary: Summary {
                 file: short(file),
                 kind: trace.kind().name(),
+                growing: trace.is_growing(),
                 sources: Vec::new(),
                 clock: None,
                 settings: Vec::new(),

@@ -13,6 +13,8 @@ pub struct Moment {
     pub producer: String,
     /// Since the watch began, in seconds.
     pub elapsed_s: f64,
+    /// How old this is, in seconds: what happened since then may not be in it. None if the process does not say.
+    pub age_s: Option<f64>,
     /// Its devices, by number.
     pub devices: Vec<DeviceMoment>,
     /// How often the watch has begun anew, since events were lost. What happened just then is not counted.

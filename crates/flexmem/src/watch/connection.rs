@@ -8,7 +8,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flex_stream::ConnectError;
-use flex_trace::{Progress, ReadError, Reader, Record};
+use flex_trace::{Progress, ReadError, Reader, Record, Version};
+
+/// From this version on a stream tells how old it is.
+const DATED: Version = Version { major: 1, minor: 1 };
 
 /// How long a process has to say something at all.
 const GREETING: Duration = Duration::from_secs(10);
@@ -87,6 +90,11 @@ impl Connection {
         let inlet = Rc::new(Limits { deadline, closed: Cell::new(false) });
         let reader = Reader::new(Inlet { socket, limits: Rc::clone(&inlet) })?;
         Ok(Connection { process, reader, inlet })
+    }
+
+    /// Whether the stream tells how old it is, by [`Record::Watermark`].
+    pub fn is_dated(&self) -> bool {
+        self.reader.header().version >= DATED
     }
 
     /// Shows all records that come before the deadline, in order, unless `visit` breaks off.

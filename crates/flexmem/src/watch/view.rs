@@ -26,6 +26,8 @@ pub struct View {
     tables: Tables,
     devices: BTreeMap<u32, Device>,
     synchronizations: u64,
+    /// Everything from before this moment is here.
+    watermark_ns: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +66,7 @@ impl View {
             tables: Tables::new(),
             devices: BTreeMap::new(),
             synchronizations: 0,
+            watermark_ns: None,
         }
     }
 
@@ -85,6 +88,7 @@ impl View {
                 device.reserved_bytes = history.reserved_before_bytes.unwrap_or(0);
             }
             Record::Event(event) => self.devices.entry(event.device).or_default().play(event, &self.tables),
+            Record::Watermark { time_ns } => self.watermark_ns = Some(*time_ns),
             _ => {}
         }
     }
@@ -92,6 +96,11 @@ impl View {
     /// Whether the stream has told what was live on all devices when it began.
     pub fn is_known(&self) -> bool {
         !self.devices.is_empty() && self.devices.values().all(|device| device.is_known)
+    }
+
+    /// Whether the stream has told how old that is.
+    pub fn is_dated(&self) -> bool {
+        self.watermark_ns.is_some()
     }
 
     /// Whether events were lost since then, so that what is live is a guess.
@@ -103,13 +112,15 @@ impl View {
     pub fn synchronize(&mut self) {
         self.synchronizations += 1;
         self.tables = Tables::new();
+        self.watermark_ns = None;
         for device in self.devices.values_mut() {
             device.forget_live();
         }
     }
 
-    /// What is known now, and what happened since the last look, with so many of the largest holders.
-    pub fn look(&mut self, elapsed_s: f64, top: usize, ended: bool) -> Moment {
+    /// What is known now, and what happened since the last look, with so many of the largest holders. `now_ns` counts
+    /// from 1970, as the times of the stream do.
+    pub fn look(&mut self, elapsed_s: f64, now_ns: u64, top: usize, ended: bool) -> Moment {
         let tables = &self.tables;
         let devices =
             self.devices.iter_mut().map(|(&number, device)| device.look(number, tables, top)).collect();
@@ -117,6 +128,7 @@ impl View {
             process: self.process,
             producer: self.producer.clone(),
             elapsed_s,
+            age_s: self.watermark_ns.map(|then_ns| (now_ns.saturating_sub(then_ns) / 1_000_000) as f64 / 1e3),
             devices,
             synchronizations: self.synchronizations,
             ended,
@@ -301,7 +313,7 @@ mod tests {
     }
 
     fn look(view: &mut View) -> DeviceMoment {
-        view.look(1.0, 5, false).devices.remove(0)
+        view.look(1.0, 0, 5, false).devices.remove(0)
     }
 
     #[test]
@@ -319,6 +331,21 @@ mod tests {
         assert!(holder.site.as_deref().unwrap().contains("train.py"));
         let next = look(&mut view);
         assert_eq!((next.peak_bytes, next.recent_peak_bytes), (35, 15));
+    }
+
+    #[test]
+    fn how_old_it_is_follows_from_the_last_watermark() {
+        let mut view = began();
+        let age = |view: &mut View, now_ns| view.look(1.0, now_ns, 5, false).age_s;
+        assert_eq!((view.is_dated(), age(&mut view, 9)), (false, None));
+        view.play(&Record::Watermark { time_ns: 4_000_000_000 });
+        assert!(view.is_dated());
+        assert_eq!(age(&mut view, 7_250_999_999), Some(3.25));
+        view.play(&Record::Watermark { time_ns: 7_000_000_000 });
+        assert_eq!(age(&mut view, 7_250_000_000), Some(0.25));
+        assert_eq!(age(&mut view, 0), Some(0.0), "clocks may be set back");
+        view.synchronize();
+        assert_eq!(age(&mut view, 9_000_000_000), None, "a new stream brings its own");
     }
 
     #[test]

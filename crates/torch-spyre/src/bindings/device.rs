@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flex::MemoryType;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -147,13 +147,20 @@ pub(crate) fn set_device(index: i32) -> PyResult<()> {
 }
 
 /// Ends collecting under pressure, at interpreter exit. Allocations go on without it, frees always do.
+///
+/// Warns at the end if a thread could not be waited for that takes its stack, which may crash if it goes on.
 #[pyfunction]
-pub(crate) fn shutdown(py: Python<'_>) {
+pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
     // While the stacks that it names are there. A disk that is too slow keeps nobody from exiting.
     interpreter::detached(py, stream::stop);
-    interpreter::detached(py, interpreter::stacks::close);
+    let are_closed = interpreter::detached(py, interpreter::stacks::close);
     interpreter::cycles::record(false, None);
     if let Some(runtime) = runtime() {
         interpreter::detached(py, || runtime.gate.close());
     }
+    if are_closed {
+        return Ok(());
+    }
+    let text = c"a thread that takes its stack has been stopped for ten seconds; Python exits without waiting for it";
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), text, 1)
 }

@@ -5,30 +5,46 @@
 //! that are there, and for earlier ones from the events of their coming and going, read backwards.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use flex::gate::Generation;
 use flex::history::{Event, EventBlock, EventKind, EventKinds, HistoryOptions, PressureOutcome, SiteScope};
 use flex::{BlockSnapshot, FlexAllocator, RegionId, RegionSnapshot};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
+use super::stream::stream_error;
 use super::{device, runtime_error, value_error};
 use crate::interpreter::{self, stacks};
+use crate::runtime;
+use crate::stream::{self, ChangeError, Targets};
 
-/// Begins or changes the recording of a device's events. `scope` says which events get a stack: `"state"`, `"alloc"` or
-/// `"all"`; None for none at all, live blocks included.
+/// Begins or changes the recording of the events of some devices, of all of them or of none. `scope` says which events
+/// get a stack: `"state"`, `"alloc"` or `"all"`; None for none at all, live blocks included.
+///
+/// If there is a `stream_file`, in which `%p` is the number of the process, or `stream_socket` is true, a stream of all
+/// devices begins in place of the one that runs.
+///
+/// Raises OSError if a file, folder or socket cannot be opened or is not safe, RuntimeError in a forked child and if
+/// there is no thread or no memory.
 #[pyfunction]
-#[pyo3(signature = (index, max_entries, scope, clear, skip_actions))]
+#[pyo3(signature = (indices, max_entries, scope, clear, skip_actions, stream_file, stream_socket))]
+#[expect(clippy::too_many_arguments, reason = "those of one call in Python")]
 pub(crate) fn record_history(
     py: Python<'_>,
-    index: i32,
+    indices: Vec<i32>,
     max_entries: usize,
     scope: Option<&str>,
     clear: bool,
     skip_actions: Vec<String>,
+    stream_file: Option<PathBuf>,
+    stream_socket: bool,
 ) -> PyResult<()> {
-    let allocator = &device(index)?.allocator;
+    let runtime = runtime::ready().map_err(PyRuntimeError::new_err)?;
+    let allocators = allocators(&indices)?;
+    let targets = Targets { file: stream_file, socket: stream_socket };
     let without = skip_actions.iter().try_fold(EventKinds::NONE, |kinds, action| {
         event_kinds(action).map(|more| kinds.with(more)).ok_or_else(|| {
             value_error(format!("skip_actions: unknown action {action:?}; expected one of {ACTIONS}"))
@@ -49,14 +65,33 @@ pub(crate) fn record_history(
         without,
         clear,
     };
-    interpreter::detached(py, || allocator.record_history(Some(options))).map_err(runtime_error)
+    let record = || {
+        // What can fail comes first, for all of them.
+        allocators.iter().try_for_each(|allocator| allocator.reserve_history(max_entries))?;
+        allocators.iter().try_for_each(|allocator| allocator.record_history(Some(options.clone())))
+    };
+    interpreter::detached(py, || stream::change_recording(&targets, runtime.allocators(), record))
+        .map_err(change_error)
 }
 
-/// Ends the recording of a device's events, and forgets them.
+/// Ends the recording of the events of some devices, and forgets them. What was not in the stream yet is before.
 #[pyfunction]
-pub(crate) fn stop_history(py: Python<'_>, index: i32) -> PyResult<()> {
-    let allocator = &device(index)?.allocator;
-    interpreter::detached(py, || allocator.record_history(None)).map_err(runtime_error)
+pub(crate) fn stop_history(py: Python<'_>, indices: Vec<i32>) -> PyResult<()> {
+    let allocators = allocators(&indices)?;
+    let end = || allocators.iter().try_for_each(|allocator| allocator.record_history(None));
+    interpreter::detached(py, || stream::change_recording(&Targets::default(), Vec::new(), end))
+        .map_err(change_error)
+}
+
+fn allocators(indices: &[i32]) -> PyResult<Vec<&'static FlexAllocator>> {
+    indices.iter().map(|&index| device(index).map(|device| &device.allocator)).collect()
+}
+
+fn change_error(error: ChangeError) -> PyErr {
+    match error {
+        ChangeError::History(error) => runtime_error(error),
+        ChangeError::Stream(error) => stream_error(error),
+    }
 }
 
 /// Whether a device's events are recorded.

@@ -1,27 +1,14 @@
-//! The stream of the history, as `torch.spyre.memory` starts, stops and describes it.
+//! The stream of the history, as `torch.spyre.memory` stops and describes it. `history` starts it.
 
-use std::path::PathBuf;
-
-use flex_stream::StreamError;
-use pyo3::exceptions::PyRuntimeError;
+use flex_stream::{StreamError, SystemError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::value_error;
 use crate::interpreter;
 use crate::runtime;
-use crate::stream::{self, Targets};
-
-/// Starts a stream of all devices in place of the one that runs. `%p` in `file` is the number of the process.
-///
-/// Raises OSError if a file, folder or socket cannot be opened or is not safe, RuntimeError in a forked child and if
-/// there is no thread, ValueError if there is neither a file nor a socket.
-#[pyfunction]
-pub(crate) fn start_history_stream(py: Python<'_>, file: Option<PathBuf>, socket: bool) -> PyResult<()> {
-    let runtime = runtime::ready().map_err(PyRuntimeError::new_err)?;
-    let targets = Targets { file, socket };
-    interpreter::detached(py, || stream::start(&targets, runtime.allocators())).map_err(stream_error)
-}
+use crate::stream;
 
 /// Ends the stream, if one runs, with what was recorded until now. False if it could not end within five seconds.
 #[pyfunction]
@@ -47,11 +34,14 @@ pub(crate) fn history_stream(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict
     Ok(Some(dict))
 }
 
-fn stream_error(error: StreamError) -> PyErr {
+/// What a stream that cannot begin raises: OSError as `open` raises it, with `errno`, `strerror` and `filename`.
+pub(super) fn stream_error(error: StreamError) -> PyErr {
+    if let Some(SystemError { errno, text, path }) = error.as_system_error() {
+        return PyOSError::new_err((errno, text, path.into_os_string()));
+    }
     match error {
         StreamError::NoSink => value_error(error.to_string()),
         StreamError::Forked => PyRuntimeError::new_err(runtime::FORKED),
-        StreamError::Thread(_) => PyRuntimeError::new_err(format!("spyre: {error}")),
-        other => pyo3::exceptions::PyOSError::new_err(other.to_string()),
+        other => PyRuntimeError::new_err(format!("spyre: {other}")),
     }
 }

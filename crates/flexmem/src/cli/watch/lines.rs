@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::super::text::{count, duration, harmless, number, size};
+use super::age;
 use crate::watch::answers::{DeviceMoment, Moment, OutOfMemory, Pressure};
 
 /// What was said before, for the differences.
@@ -25,6 +26,9 @@ impl Lines {
             > std::mem::replace(&mut self.synchronizations_before, moment.synchronizations)
         {
             let _ = writeln!(text, "{:>8.1} s  began anew, since events were lost", moment.elapsed_s);
+        }
+        if let Some(age) = age(moment) {
+            let _ = writeln!(text, "{:>8.1} s  behind: what follows is {age}", moment.elapsed_s);
         }
         for device in &moment.devices {
             for happened in happenings(device).chain(self.lost(device)) {

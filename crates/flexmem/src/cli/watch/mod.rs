@@ -8,7 +8,7 @@ mod screen;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use flex_stream::ConnectError;
@@ -28,6 +28,9 @@ const NO_STREAM: u8 = 5;
 
 /// The process is another user's.
 const OTHER_USER: u8 = 6;
+
+/// What is older than this is said to be, where people read. A stream that is not behind is 50 ms old and younger.
+const OLD_S: f64 = 1.0;
 
 /// How long a process has to tell what is live.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -113,13 +116,13 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn once(mut self) -> anyhow::Result<ExitCode> {
-        let view = &mut self.view;
+        let (view, is_dated) = (&mut self.view, self.connection.is_dated());
         self.connection.records_until(self.began + PATIENCE, |record| {
             view.play(record);
-            if view.is_known() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if is_ready(view, is_dated) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         anyhow::ensure!(
-            self.view.is_known(),
+            is_ready(&self.view, is_dated),
             "process {} has not said within {} seconds what is live",
             self.arguments.process,
             PATIENCE.as_secs()
@@ -131,14 +134,14 @@ impl Watch<'_> {
     fn until_the_end(mut self) -> anyhow::Result<ExitCode> {
         let mut next = self.began;
         loop {
-            next = (next + self.arguments.interval).max(Instant::now());
+            next = next_look(next, self.arguments.interval, Instant::now());
             let view = &mut self.view;
             let state = self.connection.records_until(next, |record| {
                 view.play(record);
                 ControlFlow::Continue(())
             })?;
             // Until all that is live was told, figures would be too small.
-            if self.view.is_known() || state != State::Open {
+            if is_ready(&self.view, self.connection.is_dated()) || state != State::Open {
                 self.look(state != State::Open)?;
             }
             match state {
@@ -158,7 +161,9 @@ impl Watch<'_> {
 
     fn look(&mut self, ended: bool) -> anyhow::Result<()> {
         let elapsed_s = (self.began.elapsed().as_secs_f64() * 1e3).round() / 1e3;
-        let moment = self.view.look(elapsed_s, self.arguments.top, ended);
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+        let moment = self.view.look(elapsed_s, now_ns, self.arguments.top, ended);
         self.output.show(&moment)
     }
 
@@ -177,6 +182,23 @@ impl Watch<'_> {
             Err(error) => Err(error).context("events were lost, and the watch cannot begin anew"),
         }
     }
+}
+
+/// Whether all that is live was told, and how old that is, if the stream tells.
+fn is_ready(view: &View, is_dated: bool) -> bool {
+    view.is_known() && (view.is_dated() || !is_dated)
+}
+
+/// When to look after a look at `last`. Whoever was kept from looking, as one that was stopped, has a whole interval to
+/// catch up first.
+fn next_look(last: Instant, interval: Duration, now: Instant) -> Instant {
+    if last + interval > now { last + interval } else { now + interval }
+}
+
+/// How old a moment is, where that is worth a word.
+fn age(moment: &Moment) -> Option<String> {
+    let age_s = moment.age_s.filter(|&age_s| age_s >= OLD_S)?;
+    Some(format!("as of {age_s:.1} s ago"))
 }
 
 /// Where moments go.
@@ -220,5 +242,14 @@ mod tests {
         let expected =
             "process 7 belongs to the user with number 1000; expected one of this user, whose number is 1001";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn looks_are_an_interval_apart_and_none_follows_at_once_on_a_late_one() {
+        let (began, interval) = (Instant::now(), Duration::from_secs(1));
+        let at = |ms| began + Duration::from_millis(ms);
+        assert_eq!(next_look(began, interval, at(300)), at(1000));
+        assert_eq!(next_look(began, interval, at(1000)), at(2000));
+        assert_eq!(next_look(began, interval, at(60_000)), at(61_000));
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use console::{Term, truncate_str};
 
 use super::super::text::{Lines, count, duration, number, percent, size};
+use super::age;
 use super::lines::{happenings, lost};
 use crate::watch::answers::{DeviceMoment, Moment};
 
@@ -89,7 +90,8 @@ pub(super) fn page(moment: &Moment) -> String {
 fn picture<'a>(moment: &Moment, course: impl Fn(u32) -> Option<&'a Course>, interval: Duration) -> String {
     let mut lines = Lines::default();
     let state = if moment.ended { "ended" } else { "running" };
-    lines.plain(format_args!("process {}, {state}: {}", moment.process, moment.producer));
+    let age = age(moment).map(|age| format!(", {age}")).unwrap_or_default();
+    lines.plain(format_args!("process {}, {state}{age}: {}", moment.process, moment.producer));
     for device in &moment.devices {
         lines.plain("");
         describe(device, course(device.device), interval, &mut lines);

@@ -23,20 +23,28 @@ const PROBE_SOURCE: &CStr =
     };
 
 /// Makes [`capture`] work, from now on and until the interpreter exits. What is read from memory is compared with what
-/// CPython says, on stacks of every form; if they differ, stacks are taken on attached threads only.
+/// CPython says, on stacks of every form, before any is; if they differ, stacks are taken on attached threads only.
+///
+/// Threads that come at the same time each compare. What a signal's handler raises in the middle of it leaves stacks
+/// off, and the next call begins again.
 ///
 /// # Errors
-/// RuntimeError if this interpreter lacks a function that is needed.
+/// RuntimeError if this interpreter lacks a function that is needed; what a signal's handler raises.
 pub(crate) fn enable(py: Python<'_>) -> PyResult<()> {
-    if STACKS.get().is_some() {
-        return Ok(());
+    let stacks = match STACKS.get() {
+        Some(stacks) => stacks,
+        None => {
+            // SAFETY: attached to the main interpreter, which `initialize` has checked; `close` is called at its exit.
+            let stacks = unsafe { Stacks::new(super::is_attached) }.map_err(PyRuntimeError::new_err)?;
+            // Another thread may have been first.
+            STACKS.get_or_init(|| stacks)
+        }
+    };
+    if stacks.mode().is_none() {
+        let probe = PyModule::from_code(py, PROBE_SOURCE, c"probe.py", c"torch_spyre._stack_probe")?;
+        probe.getattr("probe")?.call1((wrap_pyfunction!(compare, py)?,))?;
+        stacks.trust();
     }
-    // SAFETY: attached to the main interpreter, which `initialize` has checked; `close` is called at its exit.
-    let stacks = unsafe { Stacks::new(super::is_attached) }.map_err(PyRuntimeError::new_err)?;
-    // Another thread may have been first.
-    let _ = STACKS.set(stacks);
-    let probe = PyModule::from_code(py, PROBE_SOURCE, c"probe.py", c"torch_spyre._stack_probe")?;
-    probe.getattr("probe")?.call1((wrap_pyfunction!(compare, py)?,))?;
     Ok(())
 }
 
@@ -80,12 +88,10 @@ pub(crate) fn frames(site: u32) -> Vec<Frame> {
     }
 }
 
-/// Ends capturing, before CPython frees the states of threads that still run. Called at exit.
-pub(crate) fn close() {
-    if let Some(stacks) = STACKS.get().filter(|_| !is_forked()) {
-        // A thread that still reads after the deadline is stopped, and will not go on before the process has ended.
-        let _ = stacks.close();
-    }
+/// Ends capturing, before CPython frees the states of threads that still run. Called at exit, detached. False if a
+/// thread that was just reading has been stopped for ten seconds, as by a debugger.
+pub(crate) fn close() -> bool {
+    STACKS.get().filter(|_| !is_forked()).is_none_or(Stacks::close)
 }
 
 /// How stacks are taken: `mode` ("direct", "attached_only" or "off"), `sites` (stacks and their outer parts that are
@@ -93,9 +99,10 @@ pub(crate) fn close() {
 #[pyfunction]
 pub(crate) fn stacks_status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let stacks = STACKS.get();
+    let mode = stacks.and_then(Stacks::mode);
     let counts = stacks.map(Stacks::counts);
     let dict = PyDict::new(py);
-    dict.set_item("mode", stacks.map_or_else(|| "off".to_owned(), |stacks| stacks.mode().to_string()))?;
+    dict.set_item("mode", mode.map_or_else(|| "off".to_owned(), |mode| mode.to_string()))?;
     dict.set_item("sites", counts.map_or(0, |counts| counts.sites))?;
     dict.set_item("dropped", counts.map_or(0, |counts| counts.dropped))?;
     Ok(dict)
