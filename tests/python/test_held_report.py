@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from conftest import FREE_THREADED
-from pressure_tools import MIB, Node, block, memory
+from pressure_tools import MIB, Node, PausedCollection, block, memory, testing
+from torch_spyre import _held
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +203,33 @@ def test_what_other_garbage_holds_is_frozen_garbage_if_a_collection_leaves_it() 
 def test_frozen_garbage_is_not_known_without_a_gil() -> None:
     gc.freeze()
     assert memory.held_report().frozen_bytes is None
+
+
+def test_nobody_looks_longer_than_the_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks keeps what it looks at: longer, and the next request's collection would find no garbage."""
+    timeouts: list[float] = []
+
+    def look(_device: int, timeout_s: float) -> tuple[list[Any], bool]:
+        timeouts.append(timeout_s)
+        return [], True
+
+    monkeypatch.setattr(_held, "traceback_holdings", look)
+    policy = memory.get_pressure_policy()
+    nbytes = torch.spyre.mem_get_info()[1]
+    kept = block()
+    try:
+        with PausedCollection("finalizer"):
+            memory.set_pressure_policy(timeout_ms=100)
+            with pytest.raises(torch.OutOfMemoryError):
+                block(nbytes)
+        # A busy machine may leave no time at all for it.
+        assert all(timeout <= 0.1 for timeout in timeouts)
+        memory.set_pressure_policy(gc="off", timeout_ms=10_000)
+        assert testing.allocate_attached(0, nbytes) is not None
+        assert 0.1 < timeouts[-1] <= 1
+    finally:
+        memory.set_pressure_policy(**policy)
+    del kept
 
 
 def test_holders_by_place() -> None:

@@ -42,19 +42,30 @@ def backward() -> None:
 
 
 @pytest.mark.parametrize("after_backward", [False, True])
-def test_one_python_thread(counters: Counters, after_backward: bool) -> None:
-    """Autograd's workers are thread states that run no frame: they do not count."""
-    started = [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
-    assert started == [threading.current_thread()]
-    watch = Watch()
-    if after_backward:
-        backward()
-    for _ in range(3):  # Also when a collector thread exists already.
-        watch.fill()
-        block(8 * MIB)
-        assert watch.was_requester()
-    counters.check_all_rescued()
-    assert counters["rescued"] >= 3
+def test_one_python_thread(fork_script: RunScript, after_backward: bool) -> None:
+    """Autograd's workers are thread states that run no frame: they do not count. In a process of its own: other tests
+    leave threads behind."""
+    script = f"after_backward = {after_backward}"
+    script += """
+finalized_on = []
+class Owner(Node):
+    def __del__(self):
+        finalized_on.append(threading.get_ident())
+if after_backward:
+    torch.ones(4, device="spyre", requires_grad=True).square().sum().backward()
+counters = Counters()
+for _ in range(3):  # Also when a collector thread exists already.
+    fill_with_garbage()
+    Owner()
+    block(8 * MIB)
+started = [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
+assert started == [threading.current_thread()]
+counters.check_all_rescued()
+assert counters["rescued"] >= 3
+assert finalized_on == [threading.get_ident()] * 3
+print("on the requester's")
+"""
+    assert fork_script(script).check() == "on the requester's\n"
 
 
 def test_first_request_of_a_program(fork_script: RunScript) -> None:

@@ -132,9 +132,9 @@ impl<'a> Climb<'a> {
         let may_ask = self.petition.entry.unavailable.is_none()
             && request.report.skipped != Some(SkipReason::Reentrant);
         if !guard.search(request)? && may_ask {
-            let failed = self.failed(guard, request);
             let timeout = if request.report.timed_out { LATE_HINTS_TIMEOUT } else { HINTS_TIMEOUT };
             let petition = Petition { deadline: now() + timeout, ..self.petition.clone() };
+            let failed = self.failed(guard, request, petition.deadline);
             request.report.hints = guard.unlocked(|proof| self.gate.hints(proof, &petition, failed))?;
         }
         request.report.reclaimed_bytes = self.petition.counters.reclaimed() - self.reclaimed_at_start;
@@ -142,12 +142,18 @@ impl<'a> Climb<'a> {
     }
 
     /// What the interpreter is told about the request when it fails.
-    fn failed(&self, guard: &AllocatorGuard<'_>, request: &PressureRequest) -> FailedRequest {
+    fn failed(
+        &self,
+        guard: &AllocatorGuard<'_>,
+        request: &PressureRequest,
+        deadline: Instant,
+    ) -> FailedRequest {
         let report = &request.report;
         FailedRequest {
             thread_ident: self.petition.entry.thread_ident,
             device: guard.shared().ordinal,
             may_have_garbage: report.full_collections == 0 && !report.timed_out,
+            deadline,
         }
     }
 

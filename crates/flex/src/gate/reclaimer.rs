@@ -61,6 +61,9 @@ pub struct FailedRequest {
     pub device: u32,
     /// No full collection has run for it, and there is time to look for garbage.
     pub may_have_garbage: bool,
+    /// Until when it waits for an answer. Who looks at objects refers to them, and keeps the collections of others from
+    /// freeing them: nothing looks longer than that.
+    pub deadline: Instant,
 }
 
 /// The interpreter whose collector a gate runs. One gate per interpreter.

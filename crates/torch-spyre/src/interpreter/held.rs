@@ -2,7 +2,7 @@
 //! tracebacks. Bounded in time, and nothing is freed. No lock.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flex::fork::is_forked;
 use flex::pressure::Hints;
@@ -15,7 +15,7 @@ use super::interrupts;
 use crate::message;
 use crate::runtime;
 
-/// How long each of the two searches may take.
+/// How long each of the two searches may take, at most.
 const TIMEOUT: Duration = Duration::from_millis(900);
 
 static FREEZE_COUNT: OnceLock<Py<PyAny>> = OnceLock::new();
@@ -55,10 +55,12 @@ pub(crate) fn frozen_bytes(py: Python<'_>, device: u32, timeout: Duration) -> Op
     dead::find_frozen(py, device, count, timeout).map(|found| found.bytes)
 }
 
-/// Why memory may still be held. The calling thread is attached and has no pending exception.
-pub(super) fn hints(py: Python<'_>, device: u32) -> Hints {
+/// Why memory may still be held, as far as that can be told before the deadline. The calling thread is attached and has
+/// no pending exception.
+pub(super) fn hints(py: Python<'_>, device: u32, deadline: Instant) -> Hints {
     let mut hints = Hints::default();
-    match frozen_bytes(py, device, TIMEOUT) {
+    let left = || TIMEOUT.min(deadline.saturating_duration_since(Instant::now()));
+    match frozen_bytes(py, device, left()) {
         Some(0) => {}
         Some(bytes) => {
             let held = message::human(bytes);
@@ -70,14 +72,17 @@ pub(super) fn hints(py: Python<'_>, device: u32) -> Hints {
         None => hints.frozen_objects = !is_forked(),
     }
     if !is_forked() {
-        tracebacks(py, device, &mut hints);
+        tracebacks(py, device, left(), &mut hints);
     }
     hints
 }
 
-fn tracebacks(py: Python<'_>, device: u32, hints: &mut Hints) {
+fn tracebacks(py: Python<'_>, device: u32, timeout: Duration, hints: &mut Hints) {
+    if timeout.is_zero() {
+        return hints.live_traceback = true; // It is not known.
+    }
     let Some(finder) = TRACEBACK_FINDER.get() else { return };
-    let arguments = ffi::uncollected(|| (device, TIMEOUT.as_secs_f64()).into_pyobject(py));
+    let arguments = ffi::uncollected(|| (device, timeout.as_secs_f64()).into_pyobject(py));
     let Ok(arguments) = arguments else { return };
     // SAFETY: attached; both objects are alive, and the result is a new reference.
     let found = unsafe {

@@ -223,9 +223,9 @@ impl Reclaimer for PythonReclaimer {
         let pending = PendingException::take();
         // SAFETY: the reclaimer's contract: the calling thread is attached.
         let py = unsafe { Python::assume_attached() };
-        let mut hints = held::hints(py, failed.device);
+        let mut hints = held::hints(py, failed.device, failed.deadline);
         if failed.may_have_garbage && !is_forked() {
-            hints.dead_cycles = cycles::dead::hint(py, failed.device);
+            hints.dead_cycles = cycles::dead::hint(py, failed.device, failed.deadline);
         }
         interrupts::raise_noted();
         if !is_forked() {

@@ -20,6 +20,9 @@ use super::{COLLECTOR, Collector, EXPLAINER, Explained, Explainer};
 use crate::message;
 use crate::runtime::{self, DeviceMemory};
 
+/// How long frozen garbage is looked for that has no frozen tensor; then it counts as none.
+const UNLIKELY_TIMEOUT: Duration = Duration::from_millis(300);
+
 /// More objects are not looked at.
 const MOST_OBJECTS: usize = 20_000_000;
 
@@ -57,7 +60,7 @@ pub(in crate::interpreter) fn find_frozen(
     if collector.free_threaded {
         return None;
     }
-    let deadline = Instant::now() + timeout;
+    let began = Instant::now();
     // What was made since may be part of it, such as the dictionary of a frozen object, and hold it together.
     let others = collector.all_objects(py)?;
     // SAFETY: attached; the list keeps its items alive.
@@ -67,7 +70,12 @@ pub(in crate::interpreter) fn find_frozen(
     // SAFETY: attached. They are alive: no Python code has run since they were listed, and to make a list runs none.
     let all = unsafe { Owned::list(&objects) }?;
     drop(others);
-    let references = references(py, false, &objects, deadline)?;
+    // Without a frozen tensor there is seldom anything to find.
+    let is_likely = objects[first_frozen as usize..].iter().any(|object| explainer.is_tensor(*object));
+    let deadline = began + if is_likely { timeout } else { timeout.min(UNLIKELY_TIMEOUT) };
+    let Some(references) = references(py, false, &objects, deadline) else {
+        return (!is_likely).then_some(Dead { bytes: 0, holdings: Vec::new() });
+    };
     let kept = references.kept_by_frozen(first_frozen);
     let found = explain(explainer, all, &objects, &kept, &references, true)?;
     Some(weigh(found, device))
@@ -107,16 +115,18 @@ fn explain(
     explainer.explain_graph(chosen.as_ptr(), graph, frozen)
 }
 
-/// How long an out-of-memory error is kept waiting for [`hint`].
+/// How long an out-of-memory error is kept waiting for [`hint`], at most.
 const HINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many holders a hint names.
 const NAMED: usize = 3;
 
-/// What only dead cycles hold of a device, as a sentence; `None` if that is nothing. As [`find`].
-pub(in crate::interpreter) fn hint(py: Python<'_>, device: u32) -> Option<Arc<str>> {
+/// What only dead cycles hold of a device, as a sentence; `None` if that is nothing, or not known in time. As
+/// [`find`].
+pub(in crate::interpreter) fn hint(py: Python<'_>, device: u32, deadline: Instant) -> Option<Arc<str>> {
     let device = runtime::device(i32::try_from(device).ok()?).ok()?;
-    let Dead { bytes, holdings } = find(py, device, HINT_TIMEOUT).filter(|dead| dead.bytes > 0)?;
+    let timeout = HINT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()));
+    let Dead { bytes, holdings } = find(py, device, timeout).filter(|dead| dead.bytes > 0)?;
     let mut names: Vec<&str> = Vec::new();
     for holding in &holdings {
         if !names.contains(&&*holding.holder.name) && names.len() < NAMED {
