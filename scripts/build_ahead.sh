@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what `make test-freethreaded` and `make check` will need, so that they find it: continuous integration runs
-# this beside the tests of `make test`, most of which leave a processor idle. Needs `make setup`. Each build has a folder
-# of its own under target/, apart from the one that the tests use.
+# this beside the tests of `make test`, most of which leave a processor idle. Needs `make setup`. Each build has a
+# folder of its own under target/, apart from the one that the tests use.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
