@@ -49,8 +49,8 @@ def _record_memory_history(enabled: Literal["state", "all"] | bool | None = "all
         ValueError: an argument has a value that is not allowed, or asks for what this device cannot record.
         OSError: the file or socket cannot be opened, or its place is not safe: as `open` raises it, with `errno` and
             `filename`. Nothing has changed then: what was recorded goes on as before, and so does a stream that runs.
-            (But for a recording that was on, if the disk has room for the beginning of the file and not for what is
-            live: that is as the call said.)
+            With one exception: if the disk has room for the beginning of the file but not for what is live, devices
+            that were recorded before go on with the settings of this call.
     """
     if isinstance(enabled, bool):
         _record_in_older_form(enabled, *args, **kwargs)

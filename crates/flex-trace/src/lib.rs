@@ -41,8 +41,8 @@ pub use writer::Writer;
 /// The first bytes of every trace. The bytes around the name show a transfer that took the file for text.
 pub const MAGIC: [u8; 8] = *b"\x89FTRC\r\n\x1a";
 
-/// The version that this crate writes. A reader takes every minor version of its major one. Version 1.1 has
-/// [`Record::Watermark`].
+/// The version that this crate writes. A reader takes every minor version of its major one. Version 1.1 has added
+/// [`Record::Remark`] and [`Record::Watermark`].
 pub const VERSION: Version = Version { major: 1, minor: 1 };
 
 /// The most bytes in the payload of a frame. Writers end a frame long before; readers refuse longer ones unread.

@@ -136,7 +136,8 @@ fn live_blocks_that_overlap() {
     assert_impossible(
         &[baseline(0, 100), baseline(50, 100)],
         &[
-            "before recording began, the live block of 100 bytes at 0x1032 overlaps the live block of 100 bytes at 0x1000",
+            "before recording began, the live block of 100 bytes at 0x1032 overlaps the live block of 100 bytes at \
+             0x1000",
         ],
     );
     assert_impossible(&[allocated(0, 1000), event(Action::Lost { events: 1 }), allocated(0, 1000)], &[]);

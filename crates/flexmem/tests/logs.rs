@@ -145,8 +145,8 @@ fn the_profiler_in_order_of_time_without_the_memory_of_the_cpu() {
         serde_json::json!({"ph": "X", "name": "aten::add", "ts": 1, "dur": 2, "args": {"Addr": "no number"}});
     let events = vec![event(5.5, 1, 4096, -64), event(1.25, 1, 4096, 64), event(1.0, 0, 16, 8), other];
     let expected = [
-        "Remark(Remark { device: None, impossible: false, text: \"events passed over, since they are of the CPU's memory, \
-         beside that of accelerators: 1\" })",
+        "Remark(Remark { device: None, impossible: false, text: \"events passed over, since they are of the CPU's \
+         memory, beside that of accelerators: 1\" })",
         "Device(Device { device: 0, name: Some(\"cuda:0\"), capacity_bytes: None })",
         "0 Allocated { address: Address(4096), size_bytes: 64, rounded_bytes: None, stream: 0 } at 1250",
         "0 Freed { address: Address(4096), size_bytes: 64 } at 5500",

@@ -41,9 +41,9 @@ struct Arguments {
 }
 
 const EXIT_STATUS: &str = "Exit status: 0 success; 1 a file cannot be read, is not what it should be, or cannot \
-                           be written; 2 wrong arguments; 3 the memory given, or any in reason, does not serve the trace (replay, plan); \
-                           4 there is no such process, 5 it does not stream its history, 6 it is another user's \
-                           (watch).";
+                           be written; 2 wrong arguments; 3 the memory given, or any in reason, does not serve \
+                           the trace (replay, plan); 4 there is no such process, 5 it does not stream its \
+                           history, 6 it is another user's (watch).";
 
 /// A file could not be read, is not what it should be, or could not be written.
 const FAILED: u8 = 1;

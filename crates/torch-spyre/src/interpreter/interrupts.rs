@@ -59,7 +59,10 @@ pub(super) fn raise() {
     if is_attached() {
         send_to(Some(own_ident()));
     }
-    if !lock(&KEPT).is_empty() || !lock(&SENT).is_empty() {
+    // One after the other: both are leaves.
+    let is_kept = !lock(&KEPT).is_empty();
+    let is_sent = !lock(&SENT).is_empty();
+    if is_kept || is_sent {
         // SAFETY: may be called without a thread state; the function stays where it is.
         let queued = unsafe { pyo3::ffi::Py_AddPendingCall(Some(raise_oldest), ptr::null_mut()) } == 0;
         WAITING.store(!queued, Ordering::Relaxed);

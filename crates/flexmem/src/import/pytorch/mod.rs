@@ -16,7 +16,7 @@ use std::io::{Read, Write};
 use flex_trace::record::{BlockSnapshot, ClockOrigin, Device, Frame, History, RegionState, Remark, Source};
 use flex_trace::{Action, Event, FrameId, Record, StackId, StringId, WriteError, Writer};
 
-use self::pieces::{Annotation, Block, Remark as Impossible, Segment};
+use self::pieces::{Annotation, Block, Contradiction, Segment};
 use self::shapes::Shapes;
 use self::timeline::Timelines;
 use super::ImportError;
@@ -30,7 +30,7 @@ const MAX_TEXT_BYTES: usize = 4 << 10;
 const MAX_DEVICES: usize = 4096;
 
 /// What is impossible is said in words so many times.
-const MAX_REMARKS: usize = 100;
+const MAX_TOLD: usize = 100;
 
 /// The most settings that are kept. PyTorch has some thirty.
 const MAX_SETTINGS: usize = 500;
@@ -47,7 +47,7 @@ pub(super) fn import<R: Read, W: Write>(
     let mut shapes = Shapes::new(&mut timelines);
     let root = pickle::read(&mut input, &mut heap, &mut shapes)?;
     let contents = Contents::take(root, &mut heap, &mut shapes).map_err(|fault| input.fault(fault))?;
-    let Shapes { frames, stacks, annotations, remarks, .. } = shapes;
+    let Shapes { frames, stacks, annotations, contradictions, .. } = shapes;
     timelines.finish(&contents.segments);
 
     let kind = "PyTorch snapshot";
@@ -72,7 +72,7 @@ pub(super) fn import<R: Read, W: Write>(
         output.write(&Record::Stack { id: StackId(index as u32), frames: (&**stack).into() })?;
     }
     output.devices(&timelines)?;
-    output.remarks(&remarks)?;
+    output.contradictions(&contradictions)?;
     for &name in &timelines.other_actions {
         output.text(pickle::Text(name))?;
     }
@@ -231,9 +231,9 @@ impl<W: Write> Output<'_, W> {
             }
             if let Some(odd) = timeline.first_odd {
                 let events = timeline.odd_events;
-                let others =
+                let these =
                     if events == 1 { "1 event is".to_owned() } else { format!("{events} events are") };
-                self.impossible(device, &format!("{others} left out: of the first, {odd}"))?;
+                self.impossible(device, &format!("{these} left out: of the first, {odd}"))?;
             }
             if timeline.lost_events > 0 {
                 let lost = Action::Lost { events: timeline.lost_events };
@@ -244,12 +244,13 @@ impl<W: Write> Output<'_, W> {
     }
 
     /// What is impossible: the first of it in words, since a damaged file may have much of the same.
-    fn remarks(&mut self, remarks: &[Impossible]) -> Result<(), WriteError> {
-        for remark in remarks.iter().take(MAX_REMARKS) {
-            self.impossible(remark.device, &remark.text)?;
+    fn contradictions(&mut self, contradictions: &[Contradiction]) -> Result<(), WriteError> {
+        let (told, rest) = contradictions.split_at(contradictions.len().min(MAX_TOLD));
+        for contradiction in told {
+            self.impossible(contradiction.device, &contradiction.text)?;
         }
         let mut others: BTreeMap<u32, u64> = BTreeMap::new();
-        remarks.iter().skip(MAX_REMARKS).for_each(|remark| *others.entry(remark.device).or_default() += 1);
+        rest.iter().for_each(|contradiction| *others.entry(contradiction.device).or_default() += 1);
         for (device, segments) in others {
             self.impossible(device, &format!("so it is with {segments} more of its segments"))?;
         }

@@ -109,7 +109,7 @@ pub(super) struct Annotation {
 
 /// What is impossible about a device.
 #[derive(Debug)]
-pub(super) struct Remark {
+pub(super) struct Contradiction {
     pub(super) device: u32,
     pub(super) text: String,
 }

@@ -2,7 +2,7 @@
 //!
 //! Each becomes something small: a frame and a stack a number, since most are there many times; an event goes on to its
 //! device's timeline when the list of that device takes it. What is not recognised stays as it is. What contradicts
-//! itself becomes a remark, and the rest is read on.
+//! itself is written down in words, and the rest is read on.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use indexmap::IndexSet;
 
 use super::held::{Held, TWICE};
 use super::keys::{self, Entries};
-use super::pieces::{Annotation, Block, Frame, Owner, PressureKeys, RawEvent, Remark, Segment};
+use super::pieces::{Annotation, Block, Contradiction, Frame, Owner, PressureKeys, RawEvent, Segment};
 use super::timeline::Timelines;
 use crate::import::pickle::{Fault, Heap, Object, Place, Slot, Text, Value, Visitor};
 
@@ -38,7 +38,7 @@ pub(super) struct Shapes<'t> {
     pub(super) frames: IndexSet<Frame, RandomState>,
     pub(super) stacks: IndexSet<Box<[u32]>, RandomState>,
     pub(super) annotations: Vec<Annotation>,
-    pub(super) remarks: Vec<Remark>,
+    pub(super) contradictions: Vec<Contradiction>,
     timelines: &'t mut Timelines,
     events: Held<RawEvent>,
     blocks: Held<Block>,
@@ -59,7 +59,7 @@ impl<'t> Shapes<'t> {
             frames: IndexSet::default(),
             stacks: IndexSet::default(),
             annotations: Vec::new(),
-            remarks: Vec::new(),
+            contradictions: Vec::new(),
             timelines,
             events: Held::default(),
             blocks: Held::default(),
@@ -275,7 +275,7 @@ impl<'t> Shapes<'t> {
         };
         let device = segment.device;
         let fault = segment.settle(entries.odd.get()).or_else(|| segment.requested_fault());
-        self.remarks.extend(fault.map(|text| Remark { device, text }));
+        self.contradictions.extend(fault.map(|text| Contradiction { device, text }));
         Ok(self.segments.put(kind::SEGMENT, segment))
     }
 
