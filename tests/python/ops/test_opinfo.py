@@ -76,12 +76,16 @@ def accumulates_as_on_cpu(operator: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     """Makes PyTorch choose for every device what it chooses for the CPU, for the operators that the table names."""
     if operator.full_name in exceptions.ACCUMULATES_BY_NAME:
         options = importlib.import_module("torch.nn.modules.linear_cross_entropy_options")
-        if not hasattr(options, "_auto_acc_policy"):
-            return  # PyTorch before 2.14 does not ask for the device.
-        policy, resolve = options._auto_acc_policy, options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
-        monkeypatch.setattr(options, "_auto_acc_policy", lambda _, dtype: policy("cpu", dtype))
+        resolve = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
         as_on_cpu = staticmethod(lambda dtype, _: resolve(dtype, torch.device("cpu")))
         monkeypatch.setattr(options.LinearCrossEntropyOptions, "_resolve_auto_acc_dtype", as_on_cpu)
+        if torch.__version__ < (2, 14):  # It has a table.
+            for (device, dtype), choice in list(options._AUTO_DEFAULTS.items()):
+                if device == "cpu":
+                    monkeypatch.setitem(options._AUTO_DEFAULTS, ("spyre", dtype), choice)
+        else:
+            policy = options._auto_acc_policy
+            monkeypatch.setattr(options, "_auto_acc_policy", lambda _, dtype: policy("cpu", dtype))
 
 
 def has_gradient(operator: Any, dtype: torch.dtype) -> bool:
