@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+
 from stream_tools import MIB, Flexmem, RunChild, info, memory, stream, tensor, wait_until
 
 
