@@ -38,6 +38,8 @@ _TORCH: Any = torch._C  # Its stubs leave out what is used of it here.
 
 _LONGEST_PATH = 12
 
+_LONGEST_SEARCH_S = 365 * 24 * 3600.0
+
 _MODULE_DICTIONARIES = frozenset({"_modules", "_parameters", "_buffers"})
 
 _PARTS: dict[type, tuple[str, ...]] = {
@@ -80,7 +82,11 @@ def dead_bytes(device: Any = None, *, timeout_s: float = 10.0) -> DeadCycles | N
     from torch_spyre._index import existing_index
 
     lazy_init()
-    found = core().find_dead_cycles(existing_index(device), timeout_s)
+    index = existing_index(device)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"timeout_s={timeout_s!r} is not a number; expected seconds, at least 0")
+    # No clock knows times that are much later than that.
+    found = core().find_dead_cycles(index, min(timeout_s, _LONGEST_SEARCH_S))
     return None if found is None else DeadCycles(*found)
 
 

@@ -99,14 +99,19 @@ def _record(
     if has_stream and (enabled != "all" or max_entries == 0):
         raise ValueError("stream_file and stream_socket need events; expected enabled='all' and max_entries above 0")
     lazy_init()
-    if enabled is None and device is None:
-        end_stream()  # Before what it has not seen yet is forgotten.
     indices = list(_indices(device))
     if enabled is None:
-        core().stop_history(indices)
+        try:
+            if device is None:
+                end_stream()  # Before what it has not seen yet is forgotten.
+        finally:  # Its warning may be raised as an error.
+            core().stop_history(indices)
     else:
         kept = min(max_entries, sys.maxsize) if enabled == "all" else 0
+        former = core().history_stream()
         core().record_history(indices, kept, context, clear_history, skipped, file, stream_socket)
+        if has_stream and former is not None and former["running"]:
+            _warn_of_failed_file(former)
 
 
 def _checked_path(file: Any) -> str | None:
@@ -186,12 +191,21 @@ def _history_stream() -> dict[str, Any] | None:
 
 def end_stream() -> None:
     """Ends the stream, if one runs, and warns if not all of it could be written."""
+    before = core().history_stream()
+    if before is None or not before["running"]:
+        return
     in_time = core().stop_history_stream()
     stream = core().history_stream()
     if not in_time:
         warnings.warn("the stream of the memory history could not end within five seconds", stacklevel=2)
-    elif stream is not None and stream["file_error"] is not None:
-        warnings.warn(f"{stream['file']} is not whole: {stream['file_error']}", stacklevel=2)
+    elif stream is not None:
+        _warn_of_failed_file(stream)
+
+
+def _warn_of_failed_file(stream: dict[str, Any]) -> None:
+    """Warns, at the end of a stream, that its file was given up."""
+    if stream["file_error"] is not None:
+        warnings.warn(f"{stream['file']} is not whole: {stream['file_error']}", stacklevel=3)
 
 
 def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> Snapshot:

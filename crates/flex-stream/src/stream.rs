@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flex::fork::is_forked;
 
@@ -36,7 +36,8 @@ pub(crate) struct Control {
 
 #[derive(Default)]
 struct State {
-    stopping: bool,
+    /// Its owner wants it to end, and waits until then.
+    stop_by: Option<Instant>,
     stopped: bool,
     /// How often its owner has asked for what was recorded, and how often that was answered.
     asked: u64,
@@ -64,11 +65,11 @@ impl Control {
 
     /// Waits for the next tick, or until there is a reason to look before.
     pub(crate) fn wait_for_tick(&self) -> Wake {
-        let is_idle = |state: &mut State| !state.stopping && state.asked == state.answered;
+        let is_idle = |state: &mut State| state.stop_by.is_none() && state.asked == state.answered;
         let waited = self.changed.wait_timeout_while(self.lock(), TICK, is_idle);
         let state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let is_asked = state.asked != state.answered;
-        Wake { stopping: state.stopping, asked: is_asked.then_some(state.asked) }
+        Wake { stopping: state.stop_by.is_some(), asked: is_asked.then_some(state.asked) }
     }
 
     /// Says that what was recorded before so many questions is written.
@@ -88,19 +89,26 @@ impl Control {
         let mut state = self.lock();
         state.asked += 1;
         let asked = state.asked;
-        self.wait_until(state, |state| state.stopped || state.answered >= asked)
+        let deadline = state.stop_by.unwrap_or_else(|| Instant::now() + TIMEOUT);
+        self.wait_until(state, deadline, |state| state.stopped || state.answered >= asked)
     }
 
-    /// Waits for the thread to end; false if it has not before the deadline.
+    /// Waits for the thread to end; false if it has not before the deadline, which is that of the first call.
     fn wait_for_end(&self) -> bool {
         let mut state = self.lock();
-        state.stopping = true;
-        self.wait_until(state, |state| state.stopped)
+        let deadline = *state.stop_by.get_or_insert_with(|| Instant::now() + TIMEOUT);
+        self.wait_until(state, deadline, |state| state.stopped)
     }
 
-    fn wait_until(&self, state: MutexGuard<'_, State>, is_so: impl Fn(&State) -> bool) -> bool {
+    fn wait_until(
+        &self,
+        state: MutexGuard<'_, State>,
+        deadline: Instant,
+        is_so: impl Fn(&State) -> bool,
+    ) -> bool {
         self.changed.notify_all();
-        let waited = self.changed.wait_timeout_while(state, TIMEOUT, |state| !is_so(state));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(state, left, |state| !is_so(state));
         is_so(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 }
@@ -163,9 +171,9 @@ impl Stream {
         is_forked() || self.control.wait_for_answer()
     }
 
-    /// Writes what was recorded until now and ends the traces, the first time. Waits at most five seconds, for a disk
-    /// that is slow; false if that was not enough: the thread ends when it can. In a forked child there is nothing to
-    /// stop.
+    /// Writes what was recorded until now and ends the traces, the first time. Waits at most five seconds from then on,
+    /// for a disk that is slow; false if that was not enough: the thread ends when it can. In a forked child there is
+    /// nothing to stop.
     pub fn stop(&self) -> bool {
         is_forked() || self.control.wait_for_end()
     }
@@ -174,5 +182,21 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_had_its_time_to_end_is_not_waited_for_again() {
+        // Its thread never looks, as with a disk that does not answer.
+        let control = Control::default();
+        control.lock().stop_by = Some(Instant::now());
+        let began = Instant::now();
+        assert!(!control.wait_for_end());
+        assert!(!control.wait_for_answer());
+        assert!(began.elapsed() < TIMEOUT);
     }
 }

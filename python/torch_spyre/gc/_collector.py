@@ -1,7 +1,7 @@
 """Python's collector while a plan is active: off, run on demand, partly frozen, and afterwards as it was.
 
 The collector belongs to the process, so one plan at a time can be active. No lock is held while anything here runs
-Python code of others; `_lock` protects `_owner` alone.
+Python code of others; `_lock` is for who takes `_owner`, which its owner gives back without.
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """Takes the collector over when made, and gives it back on `restore`.
+    """Takes the collector over on `take`, and gives it back on `restore`, whatever comes in between: also a signal's
+    exception in the middle of either, as where the first collection after `gc.enable` is a long one.
 
     `freeze`, `thaw` and `restore` may meet: `thaw` comes from any thread, under memory pressure. Each is one call of
     the collector's between two looks at `frozen_objects`; the worst that a race does is to thaw a little later.
     """
 
     def __init__(self) -> None:
+        self.was_enabled = False
+        self.frozen_objects = 0
+
+    def take(self) -> None:
+        """Turns automatic collection off. Raises RuntimeError if another plan has the collector."""
         global _owner
         with _lock:
             if _owner is not None:
@@ -47,9 +53,8 @@ class Collector:
                     "a collection plan is active already, and Python has one collector; leave that plan first, or call "
                     "its step()"
                 )
+            self.was_enabled = gc.isenabled()
             _owner = self
-        self.was_enabled = gc.isenabled()
-        self.frozen_objects = 0
         gc.disable()
 
     def collect(self, generation: Generation) -> Collected | None:
@@ -94,15 +99,20 @@ class Collector:
         return True
 
     def restore(self) -> None:
-        """Leaves the collector as it was found."""
+        """Leaves the collector as it was found, if it was taken."""
         global _owner
-        self.thaw()
-        if self.was_enabled:
-            gc.enable()
-        else:
-            gc.disable()
-        with _lock:
-            _owner = None
+        if _owner is not self:
+            return
+        try:
+            self.thaw()
+        finally:
+            try:
+                if self.was_enabled:
+                    gc.enable()
+                else:
+                    gc.disable()
+            finally:
+                _owner = None  # No call, in which a signal's handler could run, and nobody else stores here now.
         if self.frozen_objects:  # At the end: the warning may be raised as an error.
             warnings.warn(
                 f"{gc.get_freeze_count()} objects stay frozen: besides the collection plan, which froze "

@@ -39,6 +39,7 @@ class Run:
         with ExitStack() as undo:
             self.collector = Collector()
             undo.callback(self.collector.restore)
+            self.collector.take()
             if self.collector.was_enabled and memory.get_pressure_policy()["gc"] == "respect_disable":
                 # That the collector is disabled says nothing now: the program has not disabled it.
                 memory.set_pressure_policy(gc="always")

@@ -8,7 +8,9 @@ import stat
 import warnings
 from pathlib import Path
 
-from stream_tools import MIB, Flexmem, RunChild, info, memory, stream, tensor
+import pytest
+
+from stream_tools import MIB, Flexmem, RunChild, info, memory, stream, tensor, wait_until
 
 
 def test_a_file_has_what_was_live_and_what_happened(tmp_path: Path, flexmem: Flexmem) -> None:
@@ -132,6 +134,24 @@ print([line for line in memory.memory_summary().splitlines() if "Its file failed
     ran = child(code, f",stream_file:{tmp_path}/run.trace")
     assert "File too large" in ran.check()
     assert "run.trace is not whole: File too large" in ran.err
+
+
+def test_a_file_that_failed_is_warned_of_once_and_does_not_keep_recording_on(tmp_path: Path) -> None:
+    def fail(file: Path) -> None:
+        memory._record_memory_history(stream_file=file)
+        file.unlink()
+        wait_until(lambda: stream()["file_error"] is not None)
+
+    fail(tmp_path / "ended.trace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="ended.trace is not whole: the file was removed"):
+            memory._record_memory_history(enabled=None)
+        assert not any(device["recording"] for device in memory._snapshot()["history"])
+        memory._record_memory_history(enabled=None)
+    fail(tmp_path / "replaced.trace")
+    with pytest.warns(UserWarning, match="replaced.trace is not whole: the file was removed"):
+        memory._record_memory_history(stream_file=tmp_path / "next.trace")
 
 
 def test_the_end_of_a_stream_without_fault_warns_of_nothing(tmp_path: Path) -> None:

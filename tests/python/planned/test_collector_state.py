@@ -55,6 +55,30 @@ def test_the_collector_is_as_before(end: Callable[[Plan], None], enabled: bool) 
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.parametrize("name", ["enable", "disable", "unfreeze"])
+def test_an_interrupt_at_the_beginning_or_the_end_leaves_no_plan_behind(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(gc, name)
+
+    def interrupted() -> None:  # As by ^C in the collection that follows.
+        real()
+        raise KeyboardInterrupt
+
+    def body() -> None:
+        with planned(warmup_steps=1) as plan:
+            plan.step()
+
+    monkeypatch.setattr(gc, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    monkeypatch.undo()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    with planned():
+        assert not gc.isenabled()
+
+
 def test_automatic_collection_is_off_inside() -> None:
     with planned() as plan:
         assert plan.active

@@ -64,6 +64,10 @@ def test_dead_bytes_has_a_time_limit() -> None:
     assert cycles.dead_bytes(timeout_s=0.0) is None
     with pytest.raises(ValueError, match="expected seconds, at least 0"):
         cycles.dead_bytes(timeout_s=-1.0)
+    with pytest.raises(TypeError, match="timeout_s='1' is not a number; expected seconds"):
+        cycles.dead_bytes(timeout_s="1")  # type: ignore[arg-type]
+    assert cycles.dead_bytes(timeout_s=1e19) is not None
+    assert cycles.dead_bytes(timeout_s=float("inf")) is not None
 
 
 @pytest.mark.usefixtures("nothing_frozen")
