@@ -18,6 +18,9 @@ use crate::runtime;
 /// How long each of the two searches may take, at most.
 const TIMEOUT: Duration = Duration::from_millis(900);
 
+/// How long an error waits for frozen garbage that has no frozen tensor.
+const UNLIKELY_TIMEOUT: Duration = Duration::from_millis(300);
+
 static FREEZE_COUNT: OnceLock<Py<PyAny>> = OnceLock::new();
 
 /// `torch_spyre._held.hint`.
@@ -47,12 +50,22 @@ fn freeze_count(py: Python<'_>) -> usize {
 /// Bytes of a device that only frozen garbage holds; `None` if that cannot be told. The calling thread is attached and
 /// has no pending exception.
 pub(crate) fn frozen_bytes(py: Python<'_>, device: u32, timeout: Duration) -> Option<u64> {
+    look_for_frozen(py, device, timeout, None)
+}
+
+/// As [`frozen_bytes`], with `unlikely_timeout` as in [`dead::find_frozen`].
+fn look_for_frozen(
+    py: Python<'_>,
+    device: u32,
+    timeout: Duration,
+    unlikely_timeout: Option<Duration>,
+) -> Option<u64> {
     let device = runtime::device(i32::try_from(device).ok()?).ok()?;
     let count = freeze_count(py);
     if count == 0 {
         return Some(0);
     }
-    dead::find_frozen(py, device, count, timeout).map(|found| found.bytes)
+    dead::find_frozen(py, device, count, timeout, unlikely_timeout).map(|found| found.bytes)
 }
 
 /// Why memory may still be held, as far as that can be told before the deadline. The calling thread is attached and has
@@ -60,7 +73,7 @@ pub(crate) fn frozen_bytes(py: Python<'_>, device: u32, timeout: Duration) -> Op
 pub(super) fn hints(py: Python<'_>, device: u32, deadline: Instant) -> Hints {
     let mut hints = Hints::default();
     let left = || TIMEOUT.min(deadline.saturating_duration_since(Instant::now()));
-    match frozen_bytes(py, device, left()) {
+    match look_for_frozen(py, device, left(), Some(UNLIKELY_TIMEOUT)) {
         Some(0) => {}
         Some(bytes) => {
             let held = message::human(bytes);

@@ -20,9 +20,6 @@ use super::{COLLECTOR, Collector, EXPLAINER, Explained, Explainer};
 use crate::message;
 use crate::runtime::{self, DeviceMemory};
 
-/// How long frozen garbage is looked for that has no frozen tensor; then it counts as none.
-const UNLIKELY_TIMEOUT: Duration = Duration::from_millis(300);
-
 /// More objects are not looked at.
 const MOST_OBJECTS: usize = 20_000_000;
 
@@ -50,11 +47,14 @@ pub(crate) fn find(py: Python<'_>, device: &DeviceMemory, timeout: Duration) -> 
 }
 
 /// As [`find`], what only garbage holds of which the collector does not look at all objects, since `count` are frozen.
+/// Where no frozen object is a tensor there is seldom anything to find: if that takes longer than `unlikely_timeout`,
+/// it counts as nothing.
 pub(in crate::interpreter) fn find_frozen(
     py: Python<'_>,
     device: &DeviceMemory,
     count: usize,
     timeout: Duration,
+    unlikely_timeout: Option<Duration>,
 ) -> Option<Dead> {
     let (collector, explainer) = (COLLECTOR.get()?, EXPLAINER.get()?);
     if collector.free_threaded {
@@ -70,11 +70,11 @@ pub(in crate::interpreter) fn find_frozen(
     // SAFETY: attached. They are alive: no Python code has run since they were listed, and to make a list runs none.
     let all = unsafe { Owned::list(&objects) }?;
     drop(others);
-    // Without a frozen tensor there is seldom anything to find.
-    let is_likely = objects[first_frozen as usize..].iter().any(|object| explainer.is_tensor(*object));
-    let deadline = began + if is_likely { timeout } else { timeout.min(UNLIKELY_TIMEOUT) };
+    let is_likely = || objects[first_frozen as usize..].iter().any(|object| explainer.is_tensor(*object));
+    let unlikely_timeout = unlikely_timeout.filter(|_| !is_likely());
+    let deadline = began + unlikely_timeout.map_or(timeout, |unlikely| timeout.min(unlikely));
     let Some(references) = references(py, false, &objects, deadline) else {
-        return (!is_likely).then_some(Dead { bytes: 0, holdings: Vec::new() });
+        return unlikely_timeout.map(|_| Dead { bytes: 0, holdings: Vec::new() });
     };
     let kept = references.kept_by_frozen(first_frozen);
     let found = explain(explainer, all, &objects, &kept, &references, true)?;
