@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::{data, sample};
-use flex_trace::record::{BlockSnapshot, BlockState, Frame, History, RegionState};
+use flex_trace::record::{BlockSnapshot, BlockState, Frame, History, RegionState, Remark};
 use flex_trace::{Action, Address, Event, FrameId, Header, Record, StackId, StringId, Writer};
 
 fn flexmem(arguments: &[&str]) -> Output {
@@ -228,6 +228,39 @@ fn lists_in_text_say_how_many_entries_are_left_out() {
     for line in ["  impossible     12 other contradictions\n", "  out of memory  12 other failed requests\n"]
     {
         assert!(out(&output).contains(line), "{line} in {}", out(&output));
+    }
+}
+
+/// What `info` says, as text, of a trace with these events and a remark that device 1 contradicts itself.
+fn said_of(name: &str, events: &[Event]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join(name);
+    let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+    for &event in events {
+        writer.write(&Record::Event(event)).unwrap();
+    }
+    let remark = Remark { device: Some(1), impossible: true, text: "a segment is left out" };
+    writer.write(&Record::Remark(remark)).unwrap();
+    std::fs::write(&trace, writer.finish().unwrap()).unwrap();
+    out(&flexmem(&["info", &trace.display().to_string()])).to_owned()
+}
+
+#[test]
+fn devices_without_memory_are_described_if_there_is_anything_to_tell_of_them() {
+    let (requested_bytes, free_bytes) = (8 << 30, Some(1 << 30));
+    let (largest_free_bytes, capacity_bytes) = (None, None);
+    let failed = Action::OutOfMemory { requested_bytes, free_bytes, largest_free_bytes, capacity_bytes };
+    let freed = Action::Freed { address: Address(512), size_bytes: 512 };
+    let taken = Action::SnapshotTaken { reserved_bytes: None };
+    let text = said_of("odd.trace", &[Event::new(0, failed), Event::new(2, freed), Event::new(3, taken)]);
+    for line in [
+        "odd.trace: trace, 4 devices\n",
+        "\ndevice 0\n  out of memory  tried 8.00 GiB, 1.00 GiB free, at event 1\n",
+        "\ndevice 1\n  impossible     a segment is left out\n",
+        "\ndevice 2\n",
+        "\nnothing happened on device 3\n",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
     }
 }
 

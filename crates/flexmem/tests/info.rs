@@ -369,3 +369,20 @@ fn what_a_newer_version_has_added_is_counted_and_left_out() {
     trace.each_record(|record| kinds += u64::from(matches!(record, Record::Unknown { .. }))).unwrap();
     assert_eq!(kinds, 0, "without its body it would be broken for those who know it");
 }
+
+#[test]
+fn a_trace_that_was_cut_off_misses_events_on_the_devices_that_it_tells_of() {
+    let allocated =
+        Action::Allocated { address: Address(16), size_bytes: 512, rounded_bytes: None, stream: 0 };
+    for (events, expected) in [(1, 3), (0, 0)] {
+        let mut writer = Writer::new(Vec::new(), Header::default()).unwrap();
+        for _ in 0..events {
+            writer.write(&Record::Event(Event::new(3, allocated))).unwrap();
+        }
+        let bytes = writer.into_output().unwrap();
+        let mut trace = TraceFile::import(bytes.as_slice(), "trace").unwrap();
+        let found = info(&mut trace, &Options { device_memory_bytes: None, top: 5 }).unwrap();
+        let missing = found.devices.iter().map(|device| (device.device, device.history.lost_unknown));
+        assert_eq!(missing.collect::<Vec<_>>(), [(expected, true)]);
+    }
+}

@@ -110,6 +110,7 @@ fn what_must_not_or_cannot_be_written_is_refused_before_the_work() {
     assert_eq!(fs::read_to_string(&protected).unwrap(), "precious");
     assert_refused(folder.path(), "this is a folder; expected the name of a file");
     assert_refused(&protected.join("out"), &format!("{} is not a folder", protected.display()));
+    assert_refused(&folder.path().join("new/"), "this names a folder; expected the name of a file");
     let missing = folder.path().join("missing");
     assert_refused(&missing.join("out"), &format!("there is no folder {}", missing.display()));
     symlink("loop", &loops).unwrap();

@@ -6,9 +6,10 @@ use super::output::{print, print_json};
 use super::text::{Lines, count, duration, number, percent, size};
 use super::{Common, open};
 use crate::info::answers::{
-    Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo, PinnedSegment,
+    Course, DeviceInfo, HistoryState, Info, MemoryInfo, OutOfMemoryInfo, PinnedSegment, SourceInfo,
 };
 use crate::info::{Options, info};
+use crate::trace_file::file_name;
 
 /// Answer the first questions about a memory file.
 #[derive(Debug, clap::Args)]
@@ -26,7 +27,12 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut trace = open(&arguments.common.file)?;
     let options = Options { device_memory_bytes: arguments.device_memory, top: arguments.top };
-    let info = info(&mut trace, &options)?;
+    let mut info = info(&mut trace, &options)?;
+    // A trace need not say where it comes from.
+    let SourceInfo { kind, name } = &mut info.source;
+    if kind.is_empty() && name.is_empty() {
+        (*kind, *name) = (trace.kind().name().to_owned(), file_name(&arguments.common.file));
+    }
     if arguments.common.json {
         print_json(&info)?;
     } else {
@@ -55,8 +61,7 @@ fn as_text(info: &Info) -> String {
     for remark in &info.remarks {
         lines.plain(format_args!("note: {remark}"));
     }
-    let (busy, idle): (Vec<_>, Vec<_>) =
-        info.devices.iter().partition(|device| device.busy_bytes() > 0 || device.memory.is_some());
+    let (idle, busy): (Vec<_>, Vec<_>) = info.devices.iter().partition(|device| device.is_idle());
     for device in busy {
         lines.plain("");
         describe(device, &mut lines);

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -102,6 +103,8 @@ impl Place {
         ensure!(folder_of(&target).exists(), "there is no folder {}", folder_of(&target).display());
         ensure!(folder_of(&target).is_dir(), "{} is not a folder", folder_of(&target).display());
         let Some(old) = metadata(&target)? else {
+            let is_folder = target.as_os_str().as_bytes().ends_with(b"/");
+            ensure!(!is_folder, "this names a folder; expected the name of a file");
             new_file(&target)?;
             return Ok(Place::File(target));
         };
@@ -183,7 +186,8 @@ fn replace<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<T>)
     let filled = fill(&mut file)?;
     // A name that is on the disk before what is in the file would be an empty file after a crash.
     file.as_file().sync_all()?;
-    file.persist(target)?;
+    // The error of `persist` names its cause twice.
+    file.persist(target).map_err(|error| error.error)?;
     Ok(filled)
 }
 

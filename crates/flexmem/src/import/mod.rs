@@ -20,6 +20,7 @@ mod rmm;
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
 
+use flex_trace::record::Device;
 use flex_trace::{Action, Event, Progress, ReadError, Reader, Record, WriteError, Writer};
 
 pub use kind::Kind;
@@ -137,7 +138,7 @@ fn copy<R: Read, W: Write>(
     imported: &mut Imported,
 ) -> Result<(), ImportError> {
     let mut reader = Reader::new(input)?;
-    let mut devices = BTreeSet::from([0]);
+    let mut devices = BTreeSet::new();
     let unknown = &mut imported.unknown_records;
     if copy_records(&mut reader, writer, &mut devices, unknown)? == Progress::Finished {
         return Ok(());
@@ -146,6 +147,10 @@ fn copy<R: Read, W: Write>(
     // If not, its writer may have finished it just before that was asked.
     if !imported.is_growing && copy_records(&mut reader, writer, &mut devices, unknown)? != Progress::Finished
     {
+        // Of a file that tells of no device, the first one's may be missing.
+        if devices.is_empty() {
+            devices.insert(0);
+        }
         for device in devices {
             writer.write(&Record::Event(Event::new(device, Action::Lost { events: 0 })))?;
         }
@@ -168,7 +173,9 @@ fn copy_records<R: Read, W: Write>(
                 *unknown_records += 1;
                 continue;
             }
-            Record::Device(device) => drop(devices.insert(device.device)),
+            Record::Device(Device { device, .. }) | Record::Event(Event { device, .. }) => {
+                devices.insert(device);
+            }
             _ => {}
         }
         writer.write(&record)?;

@@ -79,6 +79,17 @@ impl DeviceInfo {
         let active = self.memory.as_ref().map_or(0, |memory| memory.active_bytes);
         self.peak.as_ref().map_or(0, |peak| peak.live_bytes).max(active)
     }
+
+    /// Whether there is nothing to tell of it. A request may fail on a device on which nothing ever was live.
+    pub fn is_idle(&self) -> bool {
+        let EventCounts { frees, region_changes, out_of_memory, .. } = self.events;
+        let happened = [frees, region_changes, out_of_memory, self.pressure.events, self.history.lost_events];
+        self.busy_bytes() == 0
+            && self.memory.is_none()
+            && happened == [0; 5]
+            && self.impossible.is_empty()
+            && self.impossible_left_out == 0
+    }
 }
 
 /// Whether history was on.
@@ -192,7 +203,7 @@ pub struct OtherHolders {
 pub struct Holder {
     /// The place, in one line; None if the file does not tell.
     pub site: Option<String>,
-    /// The stack, the innermost frame first.
+    /// The stack, the innermost frame first. Of several that end in this place, the one that holds most.
     pub stack: Vec<String>,
     /// Bytes.
     pub bytes: u64,
