@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import FREE_THREADED
+from conftest import FREE_THREADED, RunScript
 from pressure_tools import MIB, Node, PausedCollection, block, memory, testing
 from torch_spyre import _held
 
@@ -203,6 +203,22 @@ def test_what_other_garbage_holds_is_frozen_garbage_if_a_collection_leaves_it() 
 def test_frozen_garbage_is_not_known_without_a_gil() -> None:
     gc.freeze()
     assert memory.held_report().frozen_bytes is None
+
+
+@pytest.mark.skipif(FREE_THREADED, reason="without a GIL it is never known")
+def test_frozen_garbage_is_not_known_if_there_is_no_time_to_look(run_script: RunScript) -> None:
+    """In a process without tensors, where it is unlikely that there is any."""
+    run_script(
+        """
+        import gc
+        from torch_spyre._lifecycle import core
+
+        core().frozen_garbage_bytes(0, 10.0)
+        gc.freeze()
+        assert core().frozen_garbage_bytes(0, 10.0) == 0
+        assert core().frozen_garbage_bytes(0, 1e-9) is None
+        """
+    )
 
 
 def test_nobody_looks_longer_than_the_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:

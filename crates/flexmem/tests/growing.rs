@@ -48,6 +48,14 @@ fn a_file_that_grows_is_not_said_to_miss_events() {
     let report = json(&["report", "--json"], &file);
     assert_eq!((&report["growing"], &report["devices"][0]["lost_places"]), (&true.into(), &0.into()));
 
+    for file in [&file, &copy] {
+        assert_eq!(json(&["plan", "--json"], file)["lower_bound"], true);
+        let text = said(&["replay", "--device-memory", "1MiB"], file);
+        assert!(text.ends_with(
+            "does not have the whole history: there may have been more before it, or behind it\n"
+        ));
+    }
+
     let killed = json(&["info", "--json"], &copy);
     assert_eq!(
         (&killed["growing"], &killed["devices"][0]["history"]["lost_unknown"]),

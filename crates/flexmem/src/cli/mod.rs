@@ -26,6 +26,8 @@ use flex_stream::is_being_written;
 
 use crate::TraceFile;
 use crate::import::ImportError;
+use crate::info::answers::{DeviceInfo, HistoryState};
+use crate::info::{Options, info};
 use crate::replay::Operations;
 
 /// Says where the memory of a device went, from the files that PyTorch and others write.
@@ -164,6 +166,17 @@ struct Common {
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// Said with figures of a device whose whole history the file does not have.
+const LOWER_BOUND: &str =
+    "the file does not have the whole history: there may have been more before it, or behind it";
+
+/// Whether a device may have needed more than the file tells: its history does not begin, or not end, with it.
+fn is_lower_bound(trace: &mut TraceFile, device: u32) -> anyhow::Result<bool> {
+    let found = info(trace, &Options { device_memory_bytes: None, top: 1 })?;
+    let is_truncated = |found: &DeviceInfo| found.history.state == HistoryState::Truncated;
+    Ok(found.growing || found.devices.iter().any(|found| found.device == device && is_truncated(found)))
 }
 
 /// The device to play: the one that is named, or the one with the highest peak.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::output::{print, print_json};
 use super::text::{Lines, size, size_with_places};
-use super::{Common, NOT_SERVED, open, operations};
+use super::{Common, LOWER_BOUND, NOT_SERVED, is_lower_bound, open, operations};
 use crate::replay::{
     CachingAllocator, FlexReplay, Layout, Operations, Player, Segments, WRITABLE_PLACES, play, smallest,
 };
@@ -30,6 +30,8 @@ pub(super) struct Arguments {
 struct Planned {
     device: u32,
     peak_bytes: u64,
+    /// The file does not have the whole history: the device may have needed more.
+    lower_bound: bool,
     layouts: Vec<LayoutPlan>,
     caching_allocator_bytes: Option<u64>,
     /// Whether the segments of that one grow in place, as they did.
@@ -47,7 +49,8 @@ struct LayoutPlan {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut trace = open(&arguments.common.file)?;
     let (device, operations) = operations(&mut trace, arguments.device)?;
-    let planned = plan(device, &operations, &arguments.regions)?;
+    let mut planned = plan(device, &operations, &arguments.regions)?;
+    planned.lower_bound = is_lower_bound(&mut trace, device)?;
     if arguments.common.json {
         print_json(&planned)?;
     } else {
@@ -85,7 +88,14 @@ fn plan(device: u32, operations: &Operations, regions: &[u32]) -> anyhow::Result
         smallest(peak_bytes, |memory| serves(Some(&mut CachingAllocator::with_segments(memory, segments))));
     bar.finish_and_clear();
     let expandable_segments = segments == Segments::Expandable;
-    Ok(Planned { device, peak_bytes, layouts, caching_allocator_bytes, expandable_segments })
+    Ok(Planned {
+        device,
+        peak_bytes,
+        lower_bound: false,
+        layouts,
+        caching_allocator_bytes,
+        expandable_segments,
+    })
 }
 
 /// A player, whatever its blocks.
@@ -123,5 +133,9 @@ fn as_text(planned: &Planned) -> String {
     let model = figure(planned.caching_allocator_bytes);
     let expandable = if planned.expandable_segments { ", expandable" } else { "" };
     lines.plain(format_args!("  {:28}{model:>18}", format!("PyTorch's model{expandable}")));
+    if planned.lower_bound {
+        lines.plain("");
+        lines.plain(LOWER_BOUND);
+    }
     lines.into_text()
 }

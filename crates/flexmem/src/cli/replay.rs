@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::output::{print, print_json};
 use super::text::{Lines, count, number, percent, size};
-use super::{Common, NOT_SERVED, open, operations, wrong_arguments};
+use super::{Common, LOWER_BOUND, NOT_SERVED, is_lower_bound, open, operations, wrong_arguments};
 use crate::replay::{CachingAllocator, Failure, FlexReplay, Layout, Outcome, Segments, play};
 
 /// Play a trace on FlexAllocator with a given memory.
@@ -55,6 +55,8 @@ struct Replayed {
     device: u32,
     device_memory_bytes: u64,
     regions: u32,
+    /// The file does not have the whole history: the device may have been asked for more.
+    lower_bound: bool,
     flex: Outcome,
     #[serde(skip_serializing_if = "Option::is_none")]
     caching_allocator: Option<Outcome>,
@@ -79,8 +81,16 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = || CachingAllocator::with_segments(device_memory_bytes, segments);
     let caching_allocator = arguments.compare.then(|| play(&operations, &mut model()));
     let expandable_segments = arguments.compare.then_some(segments == Segments::Expandable);
-    let replayed =
-        Replayed { device, device_memory_bytes, regions, flex, caching_allocator, expandable_segments };
+    let lower_bound = is_lower_bound(&mut trace, device)?;
+    let replayed = Replayed {
+        device,
+        device_memory_bytes,
+        regions,
+        lower_bound,
+        flex,
+        caching_allocator,
+        expandable_segments,
+    };
     if arguments.common.json {
         print_json(&replayed)?;
     } else {
@@ -101,6 +111,10 @@ fn as_text(replayed: &Replayed) -> String {
         let with = if replayed.expandable_segments == Some(true) { "with" } else { "without" };
         let name = format!("PyTorch's caching allocator (a model, {with} expandable segments)");
         describe(&name, outcome, (memory, memory), &mut lines);
+    }
+    if replayed.lower_bound {
+        lines.plain("");
+        lines.plain(LOWER_BOUND);
     }
     lines.into_text()
 }
