@@ -34,7 +34,7 @@ def test_reductions() -> None:
     compiled_as_cpu(function, A)
 
 
-@pytest.mark.xfail(torch.__version__ < (2, 14), reason="PyTorch before 2.14 compiles it wrongly for the CPU too")
+@pytest.mark.xfail(torch.__version__ < "2.14", reason="PyTorch before 2.14 compiles it wrongly for the CPU too")
 def test_positions_of_extremes_do_not_depend_on_the_order_of_loops() -> None:
     def function(a: Tensor, cube: Tensor) -> Any:
         turned = cube.permute(2, 0, 1)

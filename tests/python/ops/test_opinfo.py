@@ -79,7 +79,7 @@ def accumulates_as_on_cpu(operator: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         resolve = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
         as_on_cpu = staticmethod(lambda dtype, _: resolve(dtype, torch.device("cpu")))
         monkeypatch.setattr(options.LinearCrossEntropyOptions, "_resolve_auto_acc_dtype", as_on_cpu)
-        if torch.__version__ < (2, 14):  # It has a table.
+        if torch.__version__ < "2.14":  # It has a table.
             for (device, dtype), choice in list(options._AUTO_DEFAULTS.items()):
                 if device == "cpu":
                     monkeypatch.setitem(options._AUTO_DEFAULTS, ("spyre", dtype), choice)
