@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="not among the packages of free-threaded interpreters")
+pytest.importorskip("matplotlib", reason="not among this environment's packages")
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = [ROOT / "docs/images" / name for name in ("latency.svg", "packing.svg")]

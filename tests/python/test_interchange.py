@@ -17,7 +17,7 @@ from torch.utils import dlpack
 
 from conftest import RunScript
 
-NO_WHEEL = "not among the packages of free-threaded interpreters"
+NO_WHEEL = "not among this environment's packages"
 
 A = torch.arange(6.0).reshape(2, 3)
 

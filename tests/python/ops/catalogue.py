@@ -11,7 +11,7 @@ import pytest
 import torch
 
 # PyTorch's test modules need it, and free-threaded environments do not have it.
-pytest.importorskip("expecttest", reason="not among the packages of free-threaded interpreters")
+pytest.importorskip("expecttest", reason="not among this environment's packages")
 
 
 @contextmanager

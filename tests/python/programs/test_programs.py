@@ -42,13 +42,13 @@ def assert_same(results: dict[str, Any], *figures: str) -> None:
 
 
 def test_resnet18_trains_as_on_the_cpu() -> None:
-    pytest.importorskip("torchvision", reason="not among the packages of free-threaded interpreters")
+    pytest.importorskip("torchvision", reason="not among this environment's packages")
     assert_same(results_of("resnet18", device_memory="112MiB"), "logits")
 
 
 @pytest.mark.parametrize(("name", "device_memory"), [("gpt2", "52MiB"), ("llama", "40MiB")])
 def test_a_language_model_trains_and_writes_as_on_the_cpu(name: str, device_memory: str) -> None:
-    pytest.importorskip("transformers", reason="not among the packages of free-threaded interpreters")
+    pytest.importorskip("transformers", reason="not among this environment's packages")
     results = results_of("language_model", name, device_memory=device_memory)
     assert_same(results)
     for manner in ("greedy", "beams", "sampled"):

@@ -151,7 +151,7 @@ class TransformersTraining:
 
 @pytest.fixture
 def transformers_callback() -> Any:
-    pytest.importorskip("transformers", reason="not among the packages of free-threaded interpreters")
+    pytest.importorskip("transformers", reason="not among this environment's packages")
     from torch_spyre.gc.transformers import PlannedCollection
 
     return PlannedCollection

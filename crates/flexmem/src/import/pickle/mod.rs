@@ -65,7 +65,7 @@ pub enum Fault {
     #[error("{0}: such a pickle is read a second time, so it must be a file and not a pipe")]
     Shared(&'static str),
     /// Values that are more than a snapshot has.
-    #[error("the pickle keeps {0} values at once, more than it has bytes; no snapshot does")]
+    #[error("the pickle keeps {0} values at once, more than it had bytes until there; no snapshot does")]
     TooMany(usize),
     /// What is in it is not a snapshot.
     #[error("{0}")]
