@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use flex::gate::Generation;
 use flex::history::{
@@ -343,6 +344,12 @@ fn what_the_collector_thread_collects_is_an_event_of_the_thread_that_asked() {
         collection.go_on.send(()).unwrap();
         drop((first.join().unwrap(), second.join().unwrap()));
     });
+    // The second request was registered, so it got its memory while the collection went on that freed it.
+    let end = Instant::now() + patience();
+    while collections(&world.allocator).len() < 2 {
+        assert!(Instant::now() < end, "{:?}", collections(&world.allocator));
+        thread::yield_now();
+    }
     let [first, second] = requesters(&world.allocator)[..] else { panic!() };
     assert_eq!(collections(&world.allocator), [(first, 4, BLOCK, 0), (second, 5, rest_bytes, 0)]);
     assert_eq!(world.collector_threads(), 1, "it ran both");
