@@ -10,7 +10,7 @@ use flexmem::replay::{CachingAllocator, FlexReplay, Layout, Operations, play};
 /// If something panics: a figure that overflows, an index that is not there, two live blocks that overlap.
 pub fn run(input: &[u8]) {
     // An error is a fine answer.
-    let Ok(mut trace) = TraceFile::import_again(|| Ok(input), "input") else { return };
+    let Ok(mut trace) = TraceFile::import_again(|| Ok(input), "input", || false) else { return };
     let options = Options { device_memory_bytes: Some(1 << 30), top: 3 };
     let info = info(&mut trace, &options).expect("a temporary file does not fail");
     assert!(info.devices.len() <= input.len() + 1);
