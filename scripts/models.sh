@@ -10,7 +10,7 @@ check() {
     local log=target/$1/log
     mkdir -p "target/$1"
     local cargo=(cargo test --profile checked --target-dir "target/$1" -p flex --lib)
-    export RUSTFLAGS="--cfg $1 -D warnings"
+    local -x RUSTFLAGS="--cfg $1 -D warnings"
     if [ "${BUILD_ONLY:-}" = 1 ]; then
         "${cargo[@]}" --no-run
         return

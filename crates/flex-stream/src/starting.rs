@@ -13,6 +13,7 @@ use std::path::{self, Path};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use flex::signals::with_signals_blocked;
 use nix::errno::Errno;
 
 use crate::directory::{check, socket_path};
@@ -24,7 +25,6 @@ use crate::source::Source;
 use crate::stream::Control;
 use crate::worker::{Worker, into_io};
 use crate::{Stream, StreamError, StreamOptions};
-use flex::signals::with_signals_blocked;
 
 /// A stream that is about to begin. Dropping it leaves everything as it was, but for a file that was there: it begins
 /// anew already.
